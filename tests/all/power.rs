@@ -188,7 +188,7 @@ async fn within_the_budget(fleet: &Fleet) -> Result<()> {
     let all = ["reboot", "--provider", "sim", "--phase", "Ready", "--reason", "a new kernel"];
     let (code, listed) = ctl(fleet, &[&all[..], &["--dry_run"]].concat()).await?;
     assert!(code == Some(0) && listed.contains("5 machines"), "{listed}");
-    says(fleet, &[&all[..], &["--confirm_count", "5"]].concat(), "5 changed").await?;
+    says(fleet, &[&all[..], &["--yes_count", "5"]].concat(), "5 changed").await?;
     fleet
         .until(
             "three wait for the budget",

@@ -145,7 +145,6 @@ const THROUGH_THE_API: &[&str] = &[
     "retry",
     "quarantine",
     "label",
-    "unlabel",
     "prioritize",
     "allow host-key",
     "allow signing-keys",
@@ -251,7 +250,7 @@ fn manual_has_a_page_for_every_command() -> TestResult {
         assert!(codes.contains("refused: a person must decide"), "{name}: {codes}");
     }
     let hold = std::fs::read_to_string(directory.join("man1/shepherdctl-hold.1"))?;
-    assert!(hold.contains("Stop work on a machine until it is released"), "{hold}");
+    assert!(hold.contains("Stop work on machines until they are released"), "{hold}");
     for command in THROUGH_THE_API {
         let file = format!("man1/shepherdctl-{}.1", command.replace(' ', "-"));
         let page = std::fs::read_to_string(directory.join(file))?;

@@ -21,7 +21,7 @@ use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
 use crate::loops::LoopsCommand;
 use crate::machine::allow_host_key::AllowCommand;
 use crate::machine::hold::{HOLD_EXAMPLES, HoldArgs, RELEASE_EXAMPLES, ReleaseArgs};
-use crate::machine::label::{LABEL_EXAMPLES, LabelArgs, UNLABEL_EXAMPLES, UnlabelArgs};
+use crate::machine::label::{LABEL_EXAMPLES, LabelArgs};
 use crate::machine::logs::{LOGS_EXAMPLES, LogsArgs};
 use crate::machine::power::{POWER_EXAMPLES, PowerArgs, REBOOT_EXAMPLES, RebootArgs};
 use crate::machine::prioritize::{PRIORITIZE_EXAMPLES, PrioritizeArgs};
@@ -269,26 +269,23 @@ once."
     /// Switch the two-person rule of the fleet off
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Stop work on a machine until it is released
+    /// Stop work on machines until they are released
     #[command(after_help = HOLD_EXAMPLES)]
     Hold(HoldArgs),
-    /// End a hold on a machine, or its quarantine
+    /// End holds on machines, or their quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Retry work on a machine at once: clear its failures and its wait for a person
+    /// Retry work on machines at once: clear their failures and their wait for a person
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
-    /// Leave a machine alone until its quarantine is released
+    /// Leave machines alone until their quarantine is released
     #[command(after_help = QUARANTINE_EXAMPLES)]
     Quarantine(QuarantineArgs),
-    /// Set labels (KEY=VALUE) on machines
+    /// Set labels (KEY=VALUE) of machines, and remove labels (KEY-)
     #[command(after_help = LABEL_EXAMPLES)]
     Label(LabelArgs),
-    /// Remove labels from machines
-    #[command(after_help = UNLABEL_EXAMPLES)]
-    Unlabel(UnlabelArgs),
     /// Set the scheduling priority of machines
-    #[command(after_help = PRIORITIZE_EXAMPLES, allow_missing_positional = true)]
+    #[command(after_help = PRIORITIZE_EXAMPLES)]
     Prioritize(PrioritizeArgs),
     /// Pause and resume control loops in every shepherd
     #[command(subcommand)]
@@ -315,14 +312,14 @@ once."
         subcommand_negates_reqs = true
     )]
     Retire(RetireArgs),
-    /// Reboot a machine; recovery watches whether it comes back
+    /// Reboot machines; recovery watches whether they come back
     #[command(after_help = REBOOT_EXAMPLES)]
     Reboot(RebootArgs),
-    /// Switch a machine's power: on, off, or cycle for off and on
+    /// Switch the power of machines: on, off, or cycle for off and on
     #[command(
         after_help = POWER_EXAMPLES,
         long_about = "\
-Switch a machine's power, where its provider can.
+Switch the power of machines, where their provider can.
 
 A machine that is switched off is held (scope recovery) until `release`; otherwise recovery would switch it on
 again. An order that is not carried out within power_order_timeout (policy) ends. `power cancel` cancels a power or
@@ -373,7 +370,15 @@ pub fn whole_grammar() -> clap::Command {
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
     let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
-    add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS)
+    allow_negative_numbers(add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS))
+}
+
+/// Takes `-5` after a flag as its value, so that the error is about the value, and not about a flag of that name.
+fn allow_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
+    let command =
+        command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(allow_negative_numbers)
 }
 
 /// The help of the flags that every command accepts, as the parser renders it.
@@ -407,23 +412,50 @@ fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Comma
 mod tests {
     use super::*;
 
-    const DESCRIPTION: &str =
-        "Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID";
+    #[test]
+    fn negative_number_is_a_wrong_value_of_its_flag() {
+        for (line, wrong) in [
+            ("budget set reboot --max_count -5 --reason r", "-5"),
+            ("get machines --limit -1", "-1"),
+            ("cluster scale ams --workers -3 --reason r", "-3"),
+            ("retire --label row=7 --yes_count -2 --reason r", "-2"),
+        ] {
+            let words = std::iter::once("shepherdctl").chain(line.split(' '));
+            let given: Vec<std::ffi::OsString> = words.map(Into::into).collect();
+            let error = grammar().try_get_matches_from(&given).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::ValueValidation, "{line}: {error}");
+            let sentence = model::usage_error::format_usage_error(&error, &grammar(), &given);
+            assert!(sentence.contains(wrong) && !sentence.contains("there is no flag"), "{sentence}");
+        }
+    }
 
-    /// The descriptions of arguments that name a machine, of this command and those below it.
-    fn machine_descriptions(command: &clap::Command) -> Vec<String> {
-        let machines = command.get_positionals().filter(|argument| argument.get_id() == "machine");
-        let own = machines.map(|argument| argument.get_help().map(ToString::to_string).unwrap_or_default());
-        own.chain(command.get_subcommands().flat_map(machine_descriptions)).collect()
+    /// The descriptions of the positional arguments with this name, of this command and those below it.
+    fn descriptions(command: &clap::Command, name: &str) -> Vec<String> {
+        let arguments = command.get_positionals().filter(|argument| argument.get_id() == name);
+        let own = arguments.map(|argument| argument.get_help().map(ToString::to_string).unwrap_or_default());
+        own.chain(command.get_subcommands().flat_map(|below| descriptions(below, name))).collect()
     }
 
     #[test]
     fn machine_is_described_in_one_way() {
-        let found = machine_descriptions(&grammar());
-        assert!(found.len() > 15, "{found:?}");
-        for description in found {
-            let filters = description.strip_prefix(DESCRIPTION);
-            assert!(matches!(filters, Some("" | "; omit it to select by filters")), "{description}");
+        for (name, least, expected) in [
+            (
+                "machine",
+                5,
+                "Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID",
+            ),
+            (
+                "machines",
+                8,
+                "Machines: each by its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; - \
+                 for names on standard input; omit them to select by filters",
+            ),
+        ] {
+            let found = descriptions(&grammar(), name);
+            assert!(found.len() >= least, "{name}: {found:?}");
+            for description in found {
+                assert_eq!(description, expected);
+            }
         }
     }
 }

@@ -7,6 +7,8 @@
 //!
 //! [`send_order`]: crate::order::retry::send_order
 
+use std::ffi::OsString;
+
 use clap::ArgMatches;
 use serde_json::Value;
 
@@ -16,6 +18,7 @@ use crate::exit_code::ExitRecord;
 use crate::order::outcome::OrderTargets;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, Output, format_json};
+use crate::target_flags::TargetFlags;
 
 /// The flags that every order has, `--idempotency_key` and `--dry_run`.
 #[derive(Clone, Debug, Default)]
@@ -48,15 +51,21 @@ pub struct CommandContext {
     pub exit_record: ExitRecord,
     /// What the orders of the command have an effect on.
     pub order_targets: OrderTargets,
+    /// The flags that name the fleet, for commands in messages.
+    pub target_flags: TargetFlags,
+    /// The arguments of the process, its own name first, for a command to repeat.
+    pub arguments: Vec<OsString>,
 }
 
 impl CommandContext {
     /// Formats the outcome of an order: `answer` as JSON, or `text` for people. A dry run is marked in both.
     pub fn format_outcome(&self, answer: Value, text: &str) -> Result<String, CliError> {
-        let dry_run = self.order_flags.dry_run;
-        match self.format {
-            Format::Json => format_json(&dry_run::annotate_json(dry_run, answer)),
-            Format::Table => Ok(format!("{}\n", dry_run::annotate_text(dry_run, text))),
+        let fleet = self.order_flags.dry_run.then(|| self.client.describe_fleet());
+        match (self.format, fleet) {
+            (Format::Json, None) => format_json(&answer),
+            (Format::Json, Some(fleet)) => format_json(&dry_run::annotate_json(&fleet, answer)),
+            (Format::Table, None) => Ok(format!("{text}\n")),
+            (Format::Table, Some(fleet)) => Ok(format!("{}\n", dry_run::annotate_text(&fleet, text))),
         }
     }
 }

@@ -37,6 +37,14 @@ pub enum CliError {
         /// The error as the API returned it.
         status: Box<Status>,
     },
+    /// The order has to be confirmed first, and nothing was ordered.
+    #[error("{message}")]
+    Unconfirmed {
+        /// Why, as a sentence.
+        message: String,
+        /// The command that gives the order, with its confirmation.
+        command: String,
+    },
     /// The command ended with an error that has an exit code of its own.
     #[error("{message}")]
     Ended {
@@ -79,17 +87,22 @@ impl CliError {
         matches!(
             self,
             Self::Invalid(_)
+                | Self::Unconfirmed { .. }
                 | Self::Ended { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
                 | Self::Api { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
         )
     }
 
-    /// The error for programs: that of the API, and the code that the process exits with.
+    /// The error for programs: that of the API, the code that the process exits with, and the command that gives an
+    /// order that was not confirmed.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut document = error_json(&self.status());
         if let Value::Object(fields) = &mut document {
             fields.insert("exitCode".to_owned(), self.exit_code().number().into());
+            if let Self::Unconfirmed { command, .. } = self {
+                fields.insert("command".to_owned(), command.as_str().into());
+            }
         }
         document
     }
@@ -118,7 +131,7 @@ impl CliError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Ended { exit, .. } | Self::Api { exit, .. } => *exit,
-            Self::Invalid(_) => ExitCode::WrongCommand,
+            Self::Invalid(_) | Self::Unconfirmed { .. } => ExitCode::WrongCommand,
             Self::ApprovalRequired { .. } => ExitCode::Refused,
             Self::Bmdb(error) => bmdb_exit_code(error),
             Self::Interrupted(_) => ExitCode::Interrupted,
@@ -198,6 +211,10 @@ mod tests {
             message: "the API failed".into(),
             status: Box::new(error_status(Code::FailedPrecondition, "NO_SUCH_CLUSTER", message)),
         };
+        let unconfirmed = || CliError::Unconfirmed {
+            message: "nothing undoes this order".into(),
+            command: "shepherdctl retire m --yes".into(),
+        };
         let approval = CliError::ApprovalRequired {
             message: "needs an admin".into(),
             idempotency_key: "k7".into(),
@@ -214,6 +231,7 @@ mod tests {
             (approval, 400, "FAILED_PRECONDITION", "APPROVAL_REQUIRED", 4),
             (api("no such cluster"), 400, "FAILED_PRECONDITION", "NO_SUCH_CLUSTER", 3),
             (api(""), 400, "FAILED_PRECONDITION", "", 3),
+            (unconfirmed(), 400, "INVALID_ARGUMENT", "", 2),
         ] {
             let found = error.to_json();
             let shown = &found["error"];
@@ -222,6 +240,7 @@ mod tests {
             assert!(shown["message"].as_str().is_some_and(|message| !message.is_empty()), "{found}");
             assert_eq!(found["exitCode"], exit, "{found}");
         }
+        assert_eq!(unconfirmed().to_json()["command"], "shepherdctl retire m --yes");
     }
 
     #[test]

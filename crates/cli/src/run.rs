@@ -18,7 +18,7 @@ use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::{self, ExitRecord};
+use crate::exit_code::ExitRecord;
 use crate::explain::explain_topic;
 use crate::machine::logs::follow_log;
 use crate::machine::watch::{WatchRequest, watch_machines};
@@ -39,6 +39,7 @@ use crate::output::zone::{Zone, current_zone, set_current_zone};
 use crate::output::{Format, Output, print_command, print_stderr, print_text, report_error};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
+use crate::target_flags::TargetFlags;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
 use crate::wait::after_order::{OrderWait, follow_orders};
@@ -85,9 +86,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
         };
         Ok((flags, OrderFlags::from_matches(&matches), Cli::from_arg_matches(&matches)?))
     });
+    let target_flags = TargetFlags::from_arguments(&given, &grammar());
     let (flags, order_flags, cli) = match parsed {
         Ok(parsed) => parsed,
-        Err(reported) => return print_usage(&reported, &given),
+        Err(reported) => return print_usage(&reported, &given, &target_flags),
     };
     // Before anything is printed: the first use of the zone sets it, too.
     set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
@@ -95,16 +97,18 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
-    let answered = Box::pin(run_command(&cli, flags, order_flags, others)).await;
-    let printed = answered
-        .and_then(|(text, exit)| print_text(&lay_out(&cli, text)).map(|()| exit).map_err(CliError::from));
+    let line = CommandLine { cli, flags, order_flags, target_flags, arguments: given };
+    let answered = Box::pin(run_command(&line, others)).await;
+    let printed = answered.and_then(|(text, exit)| {
+        print_text(&lay_out(&line.cli, text)).map(|()| exit).map_err(CliError::from)
+    });
     match printed {
         Ok(exit) => exit,
         Err(error) => {
-            report_error(&error, &cli.output);
+            report_error(&error, &line.cli.output, &line.target_flags);
             // For programs, the key is in the details of the error.
-            if let Some(key) = error.idempotency_key().filter(|_| cli.output != Output::Json) {
-                print_command(&format!("  {}", repeat_command(&given, key)));
+            if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
+                print_command(&format!("  {}", repeat_command(&line.arguments, key)));
             }
             error.exit_code().number()
         }
@@ -141,19 +145,27 @@ fn lay_out(cli: &Cli, text: String) -> String {
     }
 }
 
-/// Runs the command and returns its output and its exit code.
-async fn run_command(
-    cli: &Cli,
+/// A command line that was parsed.
+struct CommandLine {
+    cli: Cli,
     flags: ExplicitFlags,
     order_flags: OrderFlags,
+    target_flags: TargetFlags,
+    /// The arguments of the process, its own name first.
+    arguments: Vec<OsString>,
+}
+
+/// Runs the command and returns its output and its exit code.
+async fn run_command(
+    line: &CommandLine,
     others: fn() -> Vec<ManualProgram>,
 ) -> Result<(String, u8), CliError> {
-    let exit_record = ExitRecord::default();
+    let (cli, flags, exit_record) = (&line.cli, line.flags, ExitRecord::default());
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
         Command::Contexts(args) => {
             report_context_override(cli, flags);
-            return run_contexts_command(args, &cli.output, &exit_record);
+            return run_contexts_command(args, &cli.output, &exit_record, &line.target_flags);
         }
         Command::Explain(args) => {
             return explain_topic(args, &cli.output, terminal_width()).map(|text| (text, 0));
@@ -170,14 +182,21 @@ async fn run_command(
         // A wrong condition is one with any server, and with none.
         args.goal()?;
     }
-    if let Some(answer) = run_local_command(cli, command, &exit_record) {
+    if let Some(answer) = run_local_command(cli, command, &exit_record, &line.target_flags) {
         report_context_override(cli, flags);
         return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
-    let (output, format) = (cli.output.clone(), cli.output.format());
-    let order_targets = OrderTargets::default();
-    let context = CommandContext { client, output, format, order_flags, exit_record, order_targets };
+    let context = CommandContext {
+        client,
+        output: cli.output.clone(),
+        format: cli.output.format(),
+        order_flags: line.order_flags.clone(),
+        exit_record,
+        order_targets: OrderTargets::default(),
+        target_flags: line.target_flags.clone(),
+        arguments: line.arguments.clone(),
+    };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -190,13 +209,13 @@ async fn run_with_context(
 ) -> Result<String, CliError> {
     // A watch has printed its output already.
     if let FleetCommand::Watch(args) = command {
-        let request = WatchRequest::of_watch(args, &cli.output);
+        let request = WatchRequest::of_watch(args, &cli.output, &context.target_flags);
         return watch_machines(&context.client, &request).await.map(|()| String::new());
     }
     if let FleetCommand::Get(get) = command
         && get.watch
     {
-        return watch_list(&context.client, get, &cli.output).await.map(|()| String::new());
+        return watch_list(context, get).await.map(|()| String::new());
     }
     if let FleetCommand::Wait(args) = command {
         return run_wait_command(context, args).await;
@@ -212,13 +231,18 @@ async fn run_with_context(
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
+    let answer = if prints_messages(command) && context.format == Format::Table {
+        context.target_flags.qualify(&answer)
+    } else {
+        answer
+    };
     let answer = if prints_objects(command) { answer } else { cli.output.convert(answer)? };
     let Some(wait) = OrderWait::of_command(command) else { return Ok(answer) };
     print_text(&lay_out(cli, answer))?;
     match follow_orders(context, &wait).await {
         // An order on several machines may have failed worse. So this is no error that the process exits with.
         Err(error) if error.exit_code().number() < context.exit_record.highest() => {
-            print_stderr(&format!("shepherdctl: {error}"));
+            report_error(&error, &cli.output, &context.target_flags);
             Ok(String::new())
         }
         result => result.map(|()| String::new()),
@@ -226,13 +250,33 @@ async fn run_with_context(
 }
 
 /// Runs `get KIND --watch`.
-async fn watch_list(client: &FleetClient, get: &GetCommand, output: &Output) -> Result<(), CliError> {
+async fn watch_list(context: &CommandContext, get: &GetCommand) -> Result<(), CliError> {
+    let (client, output, target_flags) = (&context.client, &context.output, &context.target_flags);
     if get.kind != ObjectKind::Machine {
-        return watch_objects(client, get, output).await;
+        return watch_objects(client, get, output, target_flags).await;
     }
     let headers = !get.args.no_headers;
-    let request = WatchRequest::of_list(&get.args.names, &get.selection.machines, headers, output);
+    let list = &get.selection.machines;
+    let request = WatchRequest::of_list(&get.args.names, list, headers, output, target_flags);
     watch_machines(client, &request).await
+}
+
+/// Whether the text of the command has messages that name commands to run. The others show what people and machines
+/// wrote, as it is.
+fn prints_messages(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Get(get) => get.kind == ObjectKind::Issue,
+        FleetCommand::Describe(describe) => {
+            matches!(describe.kind, ObjectKind::Issue | ObjectKind::Cluster)
+        }
+        FleetCommand::Timeline(_)
+        | FleetCommand::Logs(_)
+        | FleetCommand::Plan(_)
+        | FleetCommand::Watch(_)
+        | FleetCommand::Top(_)
+        | FleetCommand::Debug(_) => false,
+        _ => true,
+    }
 }
 
 /// Whether the command prints objects of a kind, in each output.
@@ -278,9 +322,10 @@ fn run_contexts_command(
     args: &ContextsArgs,
     output: &Output,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Result<(String, u8), CliError> {
     let text = match &args.command {
-        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record)?,
+        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record, target_flags)?,
         Some(command) => change_contexts(command, output)?,
     };
     Ok((text, exit_record.highest()))
@@ -308,9 +353,7 @@ async fn run_version_command(
             }
         }
     }
-    let exit =
-        if report.is_complete() { exit_code::ExitCode::Done } else { exit_code::ExitCode::Unreachable };
-    Ok((report.render(&cli.output)?, exit.number()))
+    Ok((report.render(&cli.output)?, report.exit_code().number()))
 }
 
 /// Runs a command about contexts: it needs no server and no database. `None` for another command.
@@ -318,12 +361,13 @@ fn run_local_command(
     cli: &Cli,
     command: &FleetCommand,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Option<Result<String, CliError>> {
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
                 arrange_list(&mut list, &get.args)?;
-                print_objects(list, &get.args, &cli.output, exit_record)
+                print_objects(list, &get.args, &cli.output, exit_record, target_flags)
             }))
         }
         FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
@@ -351,8 +395,9 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
         },
         has_current_context: contexts.current.is_some(),
     };
+    let name = cli.context.as_deref().or(contexts.current.as_deref()).unwrap_or_default();
     match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
-        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(context).await,
+        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(name, context).await,
         (BackendKind::Api, Err(error)) => Err(error),
         _ => FleetClient::in_process(connect_bmdb(cli).await?, &current_user()).await,
     }
@@ -408,14 +453,17 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
-fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
+fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFlags) -> u8 {
     let is_mistake =
         error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    // A corrected command has the flags of the given one, and help is the same for every fleet.
     let sentence = unavailable_command(error, given)
+        .map(|sentence| target_flags.qualify(&sentence))
         .or_else(|| suggest_label_selector(error, given))
         .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
     if let Some(sentence) = sentence {
-        report_error(&CliError::Invalid(sentence), &Output::requested_by(given));
+        let output = Output::requested_by(given);
+        report_error(&CliError::Invalid(sentence), &output, &TargetFlags::default());
     } else {
         let help = format_help(&error.render().to_string());
         if error.use_stderr() {

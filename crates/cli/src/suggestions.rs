@@ -96,7 +96,7 @@ const SUGGESTIONS: &[Suggestion] = &[
         "change a cluster's size",
         "shepherdctl cluster scale NAME --workers 3 --reason TEXT",
     ),
-    suggestion(&["annotate"], "set a label", "shepherdctl label M --set KEY=VALUE"),
+    suggestion(&["annotate"], "set a label", "shepherdctl label M KEY=VALUE"),
     suggestion(&["exec"], "read a machine's logs", "shepherdctl logs M"),
     suggestion(&["events"], "show what happened to a machine", "shepherdctl timeline M"),
     suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),

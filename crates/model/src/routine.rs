@@ -35,7 +35,7 @@ impl RoutineFold {
     #[must_use]
     pub fn describe(&self, process: &str, format_time: impl Fn(Timestamp) -> String) -> String {
         let (first, last) = (format_time(self.first_at), format_time(self.last_at));
-        let (date, clock) = last.split_once('T').unwrap_or(("", &last));
+        let (date, clock) = last.split_once('T').unwrap_or(("", last.as_str()));
         let minute = clock.get(..5).unwrap_or(clock);
         let end = if first.starts_with(date) { minute.to_owned() } else { format!("{date} {minute}") };
         format!("{process} ×{}, last {end}, nothing new", self.work_items)

@@ -13,6 +13,7 @@ use std::process::Output;
 
 use anyhow::Context as _;
 use serde_json::Value;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use shepherd::cli::command::grammar;
 
 use crate::api::Api;
@@ -92,10 +93,14 @@ const SCRIPT: &[&str] = &[
     "retry N --reason again",
     "quarantine N --reason fan",
     "release N --quarantine",
-    "label N --set row=7 --set owner=kim",
-    "label --label row=7 --set hall=2",
-    "label --label row=7 --set hall=2 --confirm_count 1",
-    "unlabel N --key owner",
+    "label N row=7 owner=kim",
+    "label --label row=7 hall=2",
+    "label --label row=7 hall=2 --yes_count 1",
+    "label N owner-",
+    "label N row",
+    "hold M N --reason disk",
+    "hold M nobody --reason disk",
+    "release M N",
     "prioritize N urgent --reason customer --until 4h",
     "prioritize N normal --reason done",
     "reboot N --reason kernel",
@@ -109,7 +114,9 @@ const SCRIPT: &[&str] = &[
     "logs N roleserver",
     "retire N --reason lease --dry_run",
     "retire N --reason lease",
-    "retire N --reason lease",
+    "retire M N --reason lease",
+    "retire N --reason lease --yes",
+    "retire N --reason lease --yes",
     "why N",
     "retire waive N wipe --reason shredded",
     "retire waive N release --reason gone",
@@ -164,6 +171,7 @@ const SCRIPT: &[&str] = &[
     "cluster upgrade ams --kubernetes_bundle one --reason next --dry_run",
     "cluster kubernetes remove ams --reason over",
     "cluster delete ams --reason over",
+    "cluster delete ams --reason over --yes",
     "cluster delete ams --reason over",
     // Commands that call nothing, and commands that call everything.
     "completions nonsense",
@@ -303,7 +311,20 @@ impl<'a> Way<'a> {
         text = text
             .replace(&format!("kim@{}", host.trim()), "kim@HOST")
             .replace("rack/N, rack/M", "rack/M, rack/N");
-        Ok(mask(&text))
+        Ok(mask(&self.mask_fleet(&text)?))
+    }
+
+    /// The text without what says which fleet it is about, and in which way.
+    fn mask_fleet(&self, text: &str) -> anyhow::Result<String> {
+        let api = self.kim.api;
+        let database = ConnectionSettings::from_url(api.database.url(), "test")?.address();
+        let flags = format!(" --direct --bmdb_dialect {}", api.database.dialect().as_str());
+        Ok(text
+            .replace(&format!("context home ({})", api.server.local_addr), "FLEET")
+            .replace(&format!("the database {database}"), "FLEET")
+            .replace(env!("CARGO_BIN_EXE_shepherdctl"), "shepherdctl")
+            .replace(&flags, "")
+            .replace("shepherdctl --direct ", "shepherdctl "))
     }
 
     /// What a command prints, standard error marked, and its exit code.

@@ -331,7 +331,7 @@ async fn waiting_continues_at_another_shepherd_when_its_own_stops() -> TestResul
     let (other, stop) = api.another().await?;
     kim.reach(&[other.local_addr, api.server.local_addr])?;
     let mut waiting = Waiting::start(&kim, &["wait", "machines", &first, &second, "--for", "phase=Ready"])?;
-    let mut order = Waiting::start(&kim, &["retire", &second, "--reason", "r", "--wait"])?;
+    let mut order = Waiting::start(&kim, &["retire", &second, "--yes", "--reason", "r", "--wait"])?;
     waiting.line().await?;
     order.step("is Retiring").await?;
     stop.cancel();
@@ -357,7 +357,8 @@ async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     for _ in 0..4 {
         names.push(provided(&api.pool).await?.to_string());
     }
-    let retire = |name: &str| Waiting::start(&kim, &["retire", name, "--reason", "its lease ends", "--wait"]);
+    let retire =
+        |name: &str| Waiting::start(&kim, &["retire", name, "--yes", "--reason", "its lease ends", "--wait"]);
 
     let mut later = retire(&names[0])?;
     assert!(later.line().await?.contains("is being retired"));
@@ -371,7 +372,9 @@ async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     let (code, output, errors) = at_once.end().await?;
     assert!(code == Some(0) && output.contains("is being retired already"), "{code:?}: {output}{errors}");
 
-    let never = kim.run_command(&["retire", &names[1], "--reason", "r", "--wait", "--timeout", "1s"]).await?;
+    let never = kim
+        .run_command(&["retire", &names[1], "--yes", "--reason", "r", "--wait", "--timeout", "1s"])
+        .await?;
     let (code, output, errors) = texts(&never);
     assert!(code == Some(1) && output.contains("is being retired"), "{code:?}: {output}{errors}");
     assert!(errors.contains("1 of 1 are not retired after 1s"), "{errors}");
@@ -513,7 +516,8 @@ async fn order_about_a_cluster_is_waited_for() -> TestResult {
     let scale = ["cluster", "scale", "fra", "--workers", "1", "--reason", "load", "--wait"];
     let mut prevented = Waiting::start(&kim, &scale)?;
     prevented.step("the cluster fra is changing").await?;
-    let mut deleted = Waiting::start(&kim, &["cluster", "delete", "fra", "--reason", "over", "--wait"])?;
+    let mut deleted =
+        Waiting::start(&kim, &["cluster", "delete", "fra", "--yes", "--reason", "over", "--wait"])?;
     deleted.step("the cluster fra is deleting").await?;
     let (code, _, errors) = prevented.end().await?;
     assert!(

@@ -77,6 +77,12 @@ impl MachineFilters {
         is_alone.then_some(self.provider.as_slice())
     }
 
+    /// Whether a flag selects machines. An empty selector is one: it selects all.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.selector.is_some() || !self.selector_text().is_empty()
+    }
+
     /// The selector for a call of the API: that of the flag, and a term for each of the others.
     #[must_use]
     pub fn selector_text(&self) -> String {

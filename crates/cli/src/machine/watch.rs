@@ -30,6 +30,7 @@ use crate::object::list::TableStyle;
 use crate::object::watch_table::WatchTable;
 use crate::output::table::terminal_width;
 use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
+use crate::target_flags::TargetFlags;
 use model::machine_view::MachineName;
 use model::phase::Phase;
 use model::selector::compose::{any_of, quote_value};
@@ -68,13 +69,15 @@ pub(crate) struct WatchRequest<'a> {
     pub(crate) headers: bool,
     /// The output that the command line requests.
     pub(crate) output: &'a Output,
+    /// The flags that name the fleet, for commands in messages.
+    pub(crate) target_flags: &'a TargetFlags,
 }
 
 impl<'a> WatchRequest<'a> {
     /// The request of `watch`.
-    pub(crate) fn of_watch(args: &'a WatchArgs, output: &'a Output) -> Self {
+    pub(crate) fn of_watch(args: &'a WatchArgs, output: &'a Output, target_flags: &'a TargetFlags) -> Self {
         let omits_retired = !args.filters.selects_retired();
-        Self { names: &[], filters: &args.filters, omits_retired, headers: true, output }
+        Self { names: &[], filters: &args.filters, omits_retired, headers: true, output, target_flags }
     }
 
     /// The request of `get machines --watch`.
@@ -83,9 +86,10 @@ impl<'a> WatchRequest<'a> {
         list: &'a MachineListArgs,
         headers: bool,
         output: &'a Output,
+        target_flags: &'a TargetFlags,
     ) -> Self {
         let omits_retired = names.is_empty() && list.omits_retired();
-        Self { names, filters: &list.filters, omits_retired, headers, output }
+        Self { names, filters: &list.filters, omits_retired, headers, output, target_flags }
     }
 }
 
@@ -169,6 +173,7 @@ pub(crate) async fn watch_machines(client: &FleetClient, request: &WatchRequest<
         selector,
         selected,
         output: request.output.clone(),
+        empty: request.target_flags.qualify(ObjectKind::Machine.row().empty),
         headers: request.headers,
         printed: PrintedMachines { omits_retired: request.omits_retired, ..PrintedMachines::default() },
         first: Vec::new(),
@@ -199,9 +204,9 @@ async fn select_machines(
         return Ok((request.filters.selector_text(), None));
     }
     let named = fetch_named_machines(client, request.names).await?;
-    match unresolved_error(&named.unresolved, request.output) {
+    match unresolved_error(&named.unresolved, request.output, request.target_flags) {
         Some(error) if named.machines.is_empty() => return Err(error),
-        Some(error) => report_error(&error, request.output),
+        Some(error) => report_error(&error, request.output, request.target_flags),
         None => {}
     }
     let names = named.machines.into_iter().map(|machine| decode_machine_name(machine.name));
@@ -225,6 +230,8 @@ struct WatchSession {
     /// The machines to print; `None` for all of the stream.
     selected: Option<HashSet<Uuid>>,
     output: Output,
+    /// What is printed if no machine is selected.
+    empty: String,
     headers: bool,
     printed: PrintedMachines,
     /// The machines of the table before it is printed, in the order in which they were sent.
@@ -347,7 +354,7 @@ impl WatchSession {
             return Ok(());
         }
         if self.first.is_empty() {
-            print_stderr(ObjectKind::Machine.row().empty);
+            print_stderr(&self.empty);
         }
         let (first, mut known) = (std::mem::take(&mut self.first), HashSet::new());
         // One that changed before the end of the list was sent twice, and one that is gone again is not printed.

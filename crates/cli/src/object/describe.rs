@@ -35,7 +35,7 @@ pub(crate) async fn run_describe_command(
         kind if *output == Output::Name => {
             let args = GetArgs { names: command.name.iter().cloned().collect(), ..GetArgs::default() };
             let list = fetch_objects(client, kind, &args, &KindSelection::default()).await?;
-            print_objects(list, &args, output, &context.exit_record)
+            print_objects(list, &args, output, &context.exit_record, &context.target_flags)
         }
         ObjectKind::Machine => output.convert(describe_machine(client, name, format).await?),
         ObjectKind::Cluster => output.convert(describe_cluster(client, name, format).await?),

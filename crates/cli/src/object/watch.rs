@@ -18,6 +18,7 @@ use crate::object::list::{ListedObject, ObjectList, TableStyle};
 use crate::object::watch_table::WatchTable;
 use crate::output::table::terminal_width;
 use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
+use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
 
 /// Time between two lists.
@@ -28,6 +29,7 @@ pub(crate) async fn watch_objects(
     client: &FleetClient,
     command: &GetCommand,
     output: &Output,
+    target_flags: &TargetFlags,
 ) -> Result<(), CliError> {
     output.require_endless()?;
     let mut reader = PersistentReader::new(client.clone());
@@ -40,7 +42,7 @@ pub(crate) async fn watch_objects(
         let mut list = reader.read(None, read).await?;
         let problems = list.select(&command.args.names);
         if is_first {
-            report_problems(&list, &problems, output)?;
+            report_problems(&list, &problems, output, target_flags)?;
         }
         let changes = printed.record_list(&list)?;
         let text = format_changes(&changes, &list, command, output, &mut table)?;
@@ -53,11 +55,16 @@ pub(crate) async fn watch_objects(
 }
 
 /// Reports names that select no object, and a list without any object. If all names do, that is an error.
-fn report_problems(list: &ObjectList, problems: &[String], output: &Output) -> Result<(), CliError> {
-    match unresolved_error(problems, output) {
+fn report_problems(
+    list: &ObjectList,
+    problems: &[String],
+    output: &Output,
+    target_flags: &TargetFlags,
+) -> Result<(), CliError> {
+    match unresolved_error(problems, output, target_flags) {
         Some(error) if list.objects.is_empty() => return Err(error),
-        Some(error) => report_error(&error, output),
-        None if list.objects.is_empty() => print_stderr(list.kind.row().empty),
+        Some(error) => report_error(&error, output, target_flags),
+        None if list.objects.is_empty() => print_stderr(&target_flags.qualify(list.kind.row().empty)),
         None => {}
     }
     Ok(())
@@ -262,8 +269,8 @@ mod tests {
             let mut list = list(objects);
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             let problems = list.select(&names);
-            let reported =
-                report_problems(&list, &problems, &Output::Table).err().map(|error| error.exit_code());
+            let reported = report_problems(&list, &problems, &Output::Table, &TargetFlags::default());
+            let reported = reported.err().map(|error| error.exit_code());
             assert_eq!(reported, expected, "{names:?}");
         }
     }

@@ -19,6 +19,7 @@ use crate::output::custom_columns::CustomColumns;
 use crate::output::json_path::JsonPathTemplate;
 use crate::output::terminal::terminal_columns;
 use crate::output::zone::current_zone;
+use crate::target_flags::TargetFlags;
 use model::text_layout::fit_text;
 
 pub mod color;
@@ -198,23 +199,32 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
     }
 }
 
-/// Reports an error on standard error: as a sentence, or as an object for programs.
-pub fn report_error(error: &CliError, output: &Output) {
-    match output {
-        Output::Json => write_stderr(&error.to_json().to_string()),
-        _ => print_stderr(&format!("shepherdctl: {error}")),
+/// Reports an error on standard error: as a sentence, or as an object for programs. Commands in it have the flags that
+/// name the fleet.
+pub fn report_error(error: &CliError, output: &Output, target_flags: &TargetFlags) {
+    if *output == Output::Json {
+        write_stderr(&error.to_json().to_string());
+        return;
+    }
+    print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&error.to_string())));
+    if let CliError::Unconfirmed { command, .. } = error {
+        print_command(&format!("  {command}"));
     }
 }
 
 /// The error for names that no object has. People get a line for each problem: all but the last are printed here.
 /// Programs get one error with all of them. `None` without problems.
-pub(crate) fn unresolved_error(problems: &[String], output: &Output) -> Option<CliError> {
+pub(crate) fn unresolved_error(
+    problems: &[String],
+    output: &Output,
+    target_flags: &TargetFlags,
+) -> Option<CliError> {
     let (last, others) = problems.split_last()?;
     let message = if *output == Output::Json {
         problems.join("; ")
     } else {
         for problem in others {
-            print_stderr(&format!("shepherdctl: {problem}"));
+            print_stderr(&format!("shepherdctl: {}", target_flags.qualify(problem)));
         }
         last.clone()
     };
@@ -284,12 +294,12 @@ mod tests {
 
     #[test]
     fn programs_get_one_error_for_all_names() {
-        let problems = ["no a", "no b"].map(str::to_owned);
+        let (problems, flags) = (["no a", "no b"].map(str::to_owned), TargetFlags::default());
         for (output, expected) in [(Output::Json, "no a; no b"), (Output::Table, "no b")] {
-            let error = unresolved_error(&problems, &output).unwrap();
+            let error = unresolved_error(&problems, &output, &flags).unwrap();
             assert_eq!((error.exit_code(), error.to_string().as_str()), (ExitCode::NotFound, expected));
         }
-        assert!(unresolved_error(&[], &Output::Table).is_none());
+        assert!(unresolved_error(&[], &Output::Table, &flags).is_none());
     }
 
     #[test]

@@ -96,7 +96,8 @@ pub(crate) async fn follow_orders(context: &CommandContext, wait: &OrderWait) ->
         return Ok(());
     }
     let timeout = wait.flags.timeout.0;
-    let waiting = Waiting { goal: wait.goal, subjects, timeout, report: WaitReport::Steps };
+    let (report, target_flags) = (WaitReport::Steps, context.target_flags.clone());
+    let waiting = Waiting { goal: wait.goal, subjects, timeout, report, target_flags };
     follow_objects(&context.client, waiting).await.map(drop)
 }
 
@@ -125,7 +126,7 @@ mod tests {
         for (line, goal) in [
             ("retire m --reason r --wait", WaitGoal::Machine(MachineGoal::RetirementEnd)),
             (
-                "retire --label row=7 --reason r --wait --confirm_count 2",
+                "retire --label row=7 --reason r --wait --yes_count 2",
                 WaitGoal::Machine(MachineGoal::RetirementEnd),
             ),
             (

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::page_size;
+use crate::client::pagination::{Page, PageRequest, fetch_pages};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
@@ -20,6 +20,7 @@ use crate::object::kind::ObjectKind;
 use crate::object::list::{ListedObject, ObjectList, ObjectNames};
 use crate::order::expiry::encode_timestamp;
 use crate::output::{Format, Output, unresolved_error};
+use crate::target_flags::TargetFlags;
 use crate::wait::condition::{ClusterGoal, MachineGoal, WaitGoal, missing_condition};
 use crate::wait::fetch::Subject;
 use crate::wait::follow::{MetObjects, WaitReport, Waiting, follow_objects};
@@ -133,21 +134,23 @@ impl WaitArgs {
 /// condition, so for them nothing is left.
 pub(crate) async fn run_wait_command(context: &CommandContext, args: &WaitArgs) -> Result<String, CliError> {
     let goal = args.goal()?;
-    let (client, output) = (&context.client, &context.output);
+    let client = &context.client;
+    let names_report = ReportOptions { output: &context.output, target_flags: &context.target_flags };
     let subjects = match &args.objects {
         WaitObjects::Machines(machines) if machines.names.is_empty() => {
             select_machines(client, &machines.filters, goal).await?
         }
-        WaitObjects::Machines(machines) => find_machines(client, &machines.names, output).await?,
-        WaitObjects::Clusters(named) => find_clusters(client, &named.names, goal, output).await?,
-        WaitObjects::Updates(named) => find_updates(client, &named.names, output).await?,
+        WaitObjects::Machines(machines) => find_machines(client, &machines.names, names_report).await?,
+        WaitObjects::Clusters(named) => find_clusters(client, &named.names, goal, names_report).await?,
+        WaitObjects::Updates(named) => find_updates(client, &named.names, names_report).await?,
     };
     if subjects.is_empty() {
         let message = format!("no {} is selected, so there is nothing to wait for", goal.kind().row().noun);
         return Err(CliError::Ended { exit: ExitCode::NotFound, message });
     }
     let report = if context.format == Format::Table { WaitReport::Met } else { WaitReport::Silent };
-    let waiting = Waiting { goal, subjects, timeout: args.timeout.0, report };
+    let target_flags = context.target_flags.clone();
+    let waiting = Waiting { goal, subjects, timeout: args.timeout.0, report, target_flags };
     let met = follow_objects(client, waiting).await?;
     if report == WaitReport::Met {
         return Ok(String::new());
@@ -188,21 +191,29 @@ fn print_met_objects(
     // They are selected already.
     let list = ObjectList { unresolved: Some(Vec::new()), ..list };
     let args = GetArgs { names: args.names().to_vec(), ..GetArgs::default() };
-    print_objects(list, &args, &context.output, &context.exit_record)
+    print_objects(list, &args, &context.output, &context.exit_record, &context.target_flags)
+}
+
+/// How problems with names are reported.
+#[derive(Clone, Copy)]
+struct ReportOptions<'a> {
+    output: &'a Output,
+    /// The flags that name the fleet, for commands in messages.
+    target_flags: &'a TargetFlags,
 }
 
 /// An error if there are problems with names.
-fn require_resolved(problems: &[String], output: &Output) -> Result<(), CliError> {
-    unresolved_error(problems, output).map_or(Ok(()), Err)
+fn require_resolved(problems: &[String], report: ReportOptions<'_>) -> Result<(), CliError> {
+    unresolved_error(problems, report.output, report.target_flags).map_or(Ok(()), Err)
 }
 
 async fn find_machines(
     client: &FleetClient,
     names: &[String],
-    output: &Output,
+    report: ReportOptions<'_>,
 ) -> Result<Vec<Subject>, CliError> {
     let named = fetch_named_machines(client, names).await?;
-    require_resolved(&named.unresolved, output)?;
+    require_resolved(&named.unresolved, report)?;
     named.machines.into_iter().map(machine_subject).collect()
 }
 
@@ -214,24 +225,21 @@ async fn select_machines(
 ) -> Result<Vec<Subject>, CliError> {
     let waits_for_retired = goal == WaitGoal::Machine(MachineGoal::Retired);
     let mut service = MachinesClient::new(client.channel());
-    let (mut subjects, mut page_token) = (Vec::new(), String::new());
-    loop {
+    let pages = fetch_pages(None, String::new(), async |page: PageRequest| {
         let request = v1::ListMachinesRequest {
             selector: filters.selector_text(),
-            page_size: page_size(None, subjects.len()),
-            page_token,
+            page_size: page.size,
+            page_token: page.token,
             omit_retired: !waits_for_retired && !filters.selects_retired(),
             ..v1::ListMachinesRequest::default()
         };
-        let page = service.list(request).await.map_err(status_to_error)?.into_inner();
-        for machine in page.machines {
-            subjects.push(machine_subject(machine)?);
-        }
-        page_token = page.next_page_token;
-        if page_token.is_empty() {
-            return Ok(subjects);
-        }
-    }
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let machines = std::mem::take(&mut response.machines).into_iter();
+        let lines: Vec<Subject> = machines.map(machine_subject).collect::<Result<_, _>>()?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(pages.lines)
 }
 
 fn machine_subject(machine: v1::Machine) -> Result<Subject, CliError> {
@@ -244,21 +252,21 @@ async fn find_clusters(
     client: &FleetClient,
     names: &[String],
     goal: WaitGoal,
-    output: &Output,
+    report: ReportOptions<'_>,
 ) -> Result<Vec<Subject>, CliError> {
     let request = v1::ListClustersRequest { name: String::new() };
     let result = ClustersClient::new(client.channel()).list(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
     let found = response.clusters.into_iter().map(|cluster| Subject::new(cluster.id, cluster.name)).collect();
     let may_be_absent = goal == WaitGoal::Cluster(ClusterGoal::Deleted);
-    select_subjects(found, names, ObjectKind::Cluster, may_be_absent, output)
+    select_subjects(found, names, ObjectKind::Cluster, may_be_absent, report)
 }
 
 /// The updates with these ids, or all that are under way.
 async fn find_updates(
     client: &FleetClient,
     names: &[String],
-    output: &Output,
+    report: ReportOptions<'_>,
 ) -> Result<Vec<Subject>, CliError> {
     let request = v1::ListUpdatesRequest { id: String::new() };
     let result = UpdatesClient::new(client.channel()).list(request).await;
@@ -266,7 +274,7 @@ async fn find_updates(
     let updates = response.updates.into_iter();
     let selected = updates.filter(|update| !names.is_empty() || update.outcome.is_none());
     let found = selected.map(|update| Subject::new(update.id.clone(), update.id)).collect();
-    select_subjects(found, names, ObjectKind::Update, false, output)
+    select_subjects(found, names, ObjectKind::Update, false, report)
 }
 
 /// Those of `found` that have one of the names or ids, each once, or all of them. With `may_be_absent`, a name that
@@ -276,7 +284,7 @@ fn select_subjects(
     names: &[String],
     kind: ObjectKind,
     may_be_absent: bool,
-    output: &Output,
+    report: ReportOptions<'_>,
 ) -> Result<Vec<Subject>, CliError> {
     if names.is_empty() {
         return Ok(found);
@@ -295,7 +303,7 @@ fn select_subjects(
             }
         }
     }
-    require_resolved(&problems, output)?;
+    require_resolved(&problems, report)?;
     Ok(subjects)
 }
 
@@ -369,8 +377,8 @@ mod tests {
             (&["fra", "nowhere"], true, Some(vec!["fra", "nowhere"])),
         ] {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            let selected =
-                select_subjects(found(), &names, ObjectKind::Cluster, may_be_absent, &Output::Table);
+            let report = ReportOptions { output: &Output::Table, target_flags: &TargetFlags::default() };
+            let selected = select_subjects(found(), &names, ObjectKind::Cluster, may_be_absent, report);
             let selected =
                 selected.map(|subjects| subjects.into_iter().map(|subject| subject.name).collect::<Vec<_>>());
             let expected = expected.map(|names| names.into_iter().map(str::to_owned).collect::<Vec<_>>());

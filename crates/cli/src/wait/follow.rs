@@ -14,6 +14,7 @@ use crate::machine::selection::MachineArg;
 use crate::machine::why::{WhyArgs, show_explanation};
 use crate::object::document::ObjectDocument;
 use crate::output::{Format, print_chunk, print_stderr};
+use crate::target_flags::TargetFlags;
 use crate::wait::condition::WaitGoal;
 use crate::wait::fetch::{ReadObject, Subject, read_objects};
 use crate::wait::progress::{NextStep, WaitProgress};
@@ -48,6 +49,8 @@ pub(crate) struct Waiting {
     pub(crate) timeout: Duration,
     /// What to print meanwhile.
     pub(crate) report: WaitReport,
+    /// The flags that name the fleet, for commands in messages.
+    pub(crate) target_flags: TargetFlags,
 }
 
 /// An object that has met the goal.
@@ -181,7 +184,7 @@ async fn explain_open_objects(
             (Snapshot::Machine(_), Some(machine)) => {
                 let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
                 match show_explanation(client, &of, Format::Table).await {
-                    Ok(text) => print_stderr(text.trim_end()),
+                    Ok(text) => print_stderr(&waiting.target_flags.qualify(text.trim_end())),
                     Err(error) => print_stderr(&format!("{}: {error}", subject.name)),
                 }
             }
@@ -248,7 +251,8 @@ mod tests {
 
     fn waiting(goal: WaitGoal, names: &[&str], report: WaitReport) -> Waiting {
         let subjects = names.iter().map(|name| Subject::new(*name, *name)).collect();
-        Waiting { goal, subjects, timeout: Duration::from_secs(300), report }
+        let (timeout, target_flags) = (Duration::from_secs(300), TargetFlags::default());
+        Waiting { goal, subjects, timeout, report, target_flags }
     }
 
     fn machine(phase: Phase) -> Snapshot {
