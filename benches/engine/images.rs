@@ -172,7 +172,7 @@ impl Field {
         let end = Instant::now() + PATIENCE;
         loop {
             let (before, began) = (Resident::before(&self.site)?, Instant::now());
-            match self.ctl(&["cluster", "restore", "ams", "--reason", "measuring"]).await {
+            match self.ctl(&["cluster", "restore", "ams", "--yes", "--reason", "measuring"]).await {
                 Ok(answer) => {
                     ensure!(answer.contains("its Kubernetes objects come back"), "{answer}");
                     return Ok((began, before));

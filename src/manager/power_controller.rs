@@ -25,6 +25,7 @@ use crate::model::policy::Rung;
 use crate::model::power_control::{PowerOrderStep, PowerRoute, lapse_reason, next_power_step, recovery_note};
 use crate::model::power_order::PowerOrderKind;
 use crate::model::process::Process;
+use crate::model::recent_step::{STEP_DONE, STEP_FAILED};
 use crate::model::recovery::start_report_wait;
 use crate::providers::provider::{
     ErrorClass, MAX_CALL_TIME, MachineCapabilities, PowerAction, PowerSupport, Provider, RebootMethod,
@@ -59,7 +60,7 @@ impl ControlLoop for PowerController {
         }
         let (Some(order), Some(provided)) = (&snapshot.facts.power_order, &snapshot.facts.provider_record)
         else {
-            return Ok(order_over("cannot be carried out: no provider has handed the machine over"));
+            return Ok(give_order_up("cannot be carried out: no provider has handed the machine over"));
         };
         self.execute_order(work, &snapshot, order, provided).await
     }
@@ -84,7 +85,7 @@ impl PowerController {
         let (_, policy) = work.bmdb().policy();
         // Before the provider is called: an order lapses even if its provider never answers again.
         if let Some(why) = lapse_reason(order, &policy, snapshot.now) {
-            return Ok(order_over(format!("to {} {why}", order.kind.phrase())));
+            return Ok(give_order_up(format!("to {} {why}", order.kind.phrase())));
         }
         let name = &provided.provider;
         let (provider, admission) = match self.providers.admit(name) {
@@ -104,7 +105,7 @@ impl PowerController {
         let rungs = result.map_err(|error| HandlerError::new(error.message))?;
         match next_power_step(order, power_route(&rungs, order.kind), &policy, snapshot.now) {
             PowerOrderStep::GiveUp(why) => {
-                return Ok(order_over(format!("to {} {why}", order.kind.phrase())));
+                return Ok(give_order_up(format!("to {} {why}", order.kind.phrase())));
             }
             PowerOrderStep::Watch => {
                 return Ok(order_over(format!(
@@ -130,9 +131,9 @@ impl PowerController {
             self.send_order(work, snapshot, order.kind, &rungs, (&*provider, &admission), intent).await;
         failpoint::hit(self.name(), "switched");
         let text = match &outcome {
-            Ok(PowerOrderOutcome::Sent(text)) => format!("done: {text}"),
-            Ok(PowerOrderOutcome::Rejected(why)) => format!("failed: {why}"),
-            Err(error) => format!("failed: {}", error.cause),
+            Ok(PowerOrderOutcome::Sent(text)) => format!("{STEP_DONE}{text}"),
+            Ok(PowerOrderOutcome::Rejected(why)) => format!("{STEP_FAILED}{why}"),
+            Err(error) => format!("{STEP_FAILED}{}", error.cause),
         };
         // The intent's record is for people and budgets. The facts decide.
         if let Err(error) = work.resolve_intent(intent, &text).await {
@@ -145,10 +146,11 @@ impl PowerController {
                 Ok(order_sent(order, ladder, &text, now))
             }
             // Nothing was done, so a machine that reports must not be watched for another boot.
-            Ok(PowerOrderOutcome::Rejected(why)) => Ok(finish_order(
-                ladder.map(|_| FactChange::RecoveryCleared).into_iter().collect(),
-                &format!("to {} failed: {why}", order.kind.phrase()),
-            )),
+            Ok(PowerOrderOutcome::Rejected(why)) => {
+                let how = format!("the order to {} failed: {why}", order.kind.phrase());
+                let changes = ladder.map(|_| FactChange::RecoveryCleared).into_iter().collect();
+                Ok(finish_order(changes, PowerChange::GivenUp(how.clone()), how))
+            }
             Err(error) => Err(error),
         }
     }
@@ -231,17 +233,24 @@ fn order_sent(
 ) -> HandlerOutcome {
     let watch = ladder
         .map(|(begun, rung)| FactChange::Recovery(start_report_wait(begun, rung, recovery_note(order), now)));
-    finish_order(watch.into_iter().collect(), &format!("to {} was given: {text}", order.kind.phrase()))
+    let how = format!("the order to {} was given: {text}", order.kind.phrase());
+    finish_order(watch.into_iter().collect(), PowerChange::Ended, how)
 }
 
-/// Ends an order without any other change.
+/// Ends an order that may have been carried out, without any other change.
 fn order_over(how: impl std::fmt::Display) -> HandlerOutcome {
-    finish_order(Vec::new(), &how)
+    finish_order(Vec::new(), PowerChange::Ended, format!("the order {how}"))
 }
 
-fn finish_order(mut changes: Vec<FactChange>, how: &dyn std::fmt::Display) -> HandlerOutcome {
-    changes.push(FactChange::Power(PowerChange::Ended));
-    HandlerOutcome::finished(changes, format!("the order {how}"))
+/// Ends an order that was not carried out, without any other change.
+fn give_order_up(how: impl std::fmt::Display) -> HandlerOutcome {
+    let how = format!("the order {how}");
+    finish_order(Vec::new(), PowerChange::GivenUp(how.clone()), how)
+}
+
+fn finish_order(mut changes: Vec<FactChange>, end: PowerChange, how: String) -> HandlerOutcome {
+    changes.push(FactChange::Power(end));
+    HandlerOutcome::finished(changes, how)
 }
 
 #[cfg(test)]

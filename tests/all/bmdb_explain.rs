@@ -397,11 +397,16 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     let latest = cost(connection, latest, |query| query.bind(None::<chrono::DateTime<chrono::Utc>>)).await?;
     check("looking for the newest count", &latest, 10);
     check_paces(connection).await?;
+    check_audit(connection).await?;
     let budget = cost(connection, include_str!("../../sql/intent/count_budget_use.sql"), |query| {
         query.bind("reboot").bind(600_000.0_f64)
     })
     .await?;
     check("counting a budget", &budget, 20);
+    let steps = include_str!("../../sql/intent/list_recent_steps.sql");
+    let steps =
+        cost(connection, steps, |query| query.bind(machine).bind(chrono::DateTime::UNIX_EPOCH).bind(5_i64));
+    check("listing the recent steps of a machine", &steps.await?, 20);
     let cancel = cost(connection, include_str!("../../sql/work/cancel.sql"), |query| {
         query.bind(machine).bind(machine).bind("access").bind(1_i64).bind("not now")
     })
@@ -424,6 +429,46 @@ async fn check_singles(connection: &mut PgConnection) -> anyhow::Result<()> {
     })
     .await?;
     check("storing a hundred heartbeats", &batch, 5_000);
+    Ok(())
+}
+
+/// A list of the audit looks at a bounded number of lines, also if none of them matches.
+async fn check_audit(connection: &mut PgConnection) -> anyhow::Result<()> {
+    const EXAMINED: i64 = 10_000;
+    sqlx::raw_sql(
+        "INSERT INTO audit (audit_id, at, actor, rpc, target, machine_id, reason, request, dry_run, outcome, message)
+         SELECT gen_random_uuid(), now() - n * INTERVAL '1 minute', 'kim', 'shepherd.fleet.v1.Machines/Hold', 'm',
+                CASE WHEN n % 2 = 0 THEN (SELECT machine_id FROM machine LIMIT 1) END, 'r', decode('00', 'hex'), FALSE,
+                'changed', ''
+         FROM generate_series(1, 100000) n;
+         ANALYZE audit",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let (now, machine): (chrono::DateTime<chrono::Utc>, Uuid) =
+        sqlx::query_as("SELECT now(), machine_id FROM audit WHERE machine_id IS NOT NULL LIMIT 1")
+            .fetch_one(&mut *connection)
+            .await?;
+    let epoch = chrono::DateTime::UNIX_EPOCH;
+    let list = cost(connection, include_str!("../../sql/audit/list.sql"), |query| {
+        let query = query.bind(now).bind(Uuid::max()).bind(101_i64).bind(EXAMINED).bind(epoch);
+        query.bind("nobody").bind("machines")
+    });
+    check("listing the audit of an actor", &list.await?, 12_000);
+    let list = cost(connection, include_str!("../../sql/audit/list_of_machine.sql"), |query| {
+        let query = query.bind(now).bind(Uuid::max()).bind(101_i64).bind(EXAMINED).bind(epoch);
+        query.bind("nobody").bind("machines").bind(machine)
+    });
+    check("listing the audit of a machine and an actor", &list.await?, 12_000);
+    let place = cost(connection, include_str!("../../sql/audit/find_last_examined.sql"), |query| {
+        query.bind(now).bind(Uuid::max()).bind(epoch).bind(EXAMINED - 1)
+    });
+    check("finding the last line of a page of the audit", &place.await?, 12_000);
+    let place =
+        cost(connection, include_str!("../../sql/audit/find_last_examined_of_machine.sql"), |query| {
+            query.bind(now).bind(Uuid::max()).bind(epoch).bind(EXAMINED - 1).bind(machine)
+        });
+    check("finding the last line of a page of the audit of a machine", &place.await?, 12_000);
     Ok(())
 }
 

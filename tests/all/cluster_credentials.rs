@@ -125,7 +125,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     assert!(again.contains("has nothing to revoke"), "{again}");
 
     // The certificate is deleted with its cluster.
-    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.ctl(&["cluster", "delete", "ams", "--yes", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_credential").await?);
     Ok(())

@@ -158,7 +158,7 @@ fn etcd(field: &Field, machine: &str) -> Result<Client> {
 async fn restore(field: &Field) -> Result<String> {
     let end = Instant::now() + PATIENCE;
     loop {
-        match field.ctl(&["cluster", "restore", "ams", "--reason", "it burnt"]) {
+        match field.ctl(&["cluster", "restore", "ams", "--yes", "--reason", "it burnt"]) {
             Ok(text) => return Ok(text),
             Err(refused) => ensure!(refused.to_string().contains("--bypass_quorum"), "{refused}"),
         }

@@ -162,7 +162,7 @@ async fn key_is_replaced_by_order_whatever_dies_meanwhile_and_the_old_one_opens_
     assert!(field.fleet.holds(audited).await?);
 
     // The key is deleted with its cluster.
-    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.ctl(&["cluster", "delete", "ams", "--yes", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM sealed_secret WHERE name LIKE 'cluster/%'").await?);
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_former_key").await?);
@@ -191,8 +191,17 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
     let new = Holder::of_now(&field).await?;
 
     let snapshot = snapshot.to_string();
-    let restore =
-        ["cluster", "restore", "ams", "--snapshot", &snapshot, "--bypass_quorum", "--reason", "a test"];
+    let restore = [
+        "cluster",
+        "restore",
+        "ams",
+        "--snapshot",
+        &snapshot,
+        "--bypass_quorum",
+        "--yes",
+        "--reason",
+        "a test",
+    ];
     field.ctl(&restore)?;
     field.until("it is back", "ams", |cluster| settled(cluster) && cluster["epoch"] == 1).await?;
     // The removed key is removed again: the snapshot does not know of the removal.

@@ -121,7 +121,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     assert!(again.contains("already replaces the Kubernetes keys clients"), "{again}");
 
     // Kubernetes is removed: first the roles, then the curators' records.
-    field.ctl(&["cluster", "kubernetes", "remove", "ams", "--reason", "the trial is over"])?;
+    field.ctl(&["cluster", "kubernetes", "remove", "ams", "--yes", "--reason", "the trial is over"])?;
     let gone = |cluster: &Value| {
         let left = |machine: &Value| machine["roles"].to_string().contains("kubernetes");
         cluster["kubernetes"].is_null()
@@ -130,7 +130,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     field.until("nothing of it is left", "ams", gone).await?;
     field.ctl(&["artefacts", "delete", "k-1.30", "--reason", "old"])?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_kubernetes").await?);
-    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.ctl(&["cluster", "delete", "ams", "--yes", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_kubernetes_user").await?);
     Ok(())

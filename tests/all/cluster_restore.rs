@@ -41,7 +41,7 @@ fn runs(cluster: &Value) -> bool {
 async fn restore(field: &Field) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
-        match field.ctl(&["cluster", "restore", "ams", "--reason", "two of three burnt"]) {
+        match field.ctl(&["cluster", "restore", "ams", "--yes", "--reason", "two of three burnt"]) {
             Ok(text) => {
                 ensure!(text.starts_with("the cluster ams is restored from its snapshot of "), "{text}");
                 return Ok(());

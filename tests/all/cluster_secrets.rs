@@ -254,7 +254,7 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
     // The snapshot of before the rotation is restored, with the Secret and the key that it needs.
     lose(&field, &member).await?;
     let snapshot = snapshot.to_string();
-    let restore = ["cluster", "restore", "ams", "--snapshot", &snapshot, "--reason", "it burnt"];
+    let restore = ["cluster", "restore", "ams", "--yes", "--snapshot", &snapshot, "--reason", "it burnt"];
     let end = Instant::now() + PATIENCE;
     while let Err(refused) = field.ctl(&restore) {
         assert!(refused.to_string().contains("--bypass_quorum") && Instant::now() < end, "{refused}");

@@ -221,7 +221,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
 
     // A member is retired: another machine replaces it first, and then it is released.
     let leaves = members[0]["name"].as_str().context("a name")?.to_owned();
-    field.ctl(&["retire", &leaves, "--reason", "it is old"])?;
+    field.ctl(&["retire", &leaves, "--yes", "--reason", "it is old"])?;
     let without = |cluster: &Value| {
         let voters = cluster["voters"].as_u64();
         assert!(voters >= Some(3), "a member that was well gave its vote up too early: {cluster:#}");
@@ -265,7 +265,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
     assert!(at("ClusterLeaving") < at("ClusterLeft") && at("ClusterLeft").is_some(), "{messages:?}");
 
     // The cluster is deleted, and its machines are free again.
-    field.ctl(&["cluster", "delete", "ams", "--reason", "the trial is over"])?;
+    field.ctl(&["cluster", "delete", "ams", "--yes", "--reason", "the trial is over"])?;
     field.fleet.until("it is gone", "SELECT count(*) = 0 FROM cluster").await?;
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM named_lease WHERE kind = 'cluster'").await?);
     assert!(field.fleet.holds("SELECT count(*) = 0 FROM cluster_snapshot_chunk").await?);
@@ -370,7 +370,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
 
     let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
     let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();
-    assert!(refused.contains("shepherdctl cluster roles ams --remove_role web"), "{refused}");
+    assert!(refused.contains("shepherdctl --direct cluster roles ams --remove_role web"), "{refused}");
     field.ctl(&["cluster", "roles", "ams", "--remove_role", "web", "--reason", "the front moved"])?;
     field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "the front moved"])?;
     let gone = |cluster: &Value| {

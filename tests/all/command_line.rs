@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use shepherd::bmdb::connection::dialect::Dialect;
+use shepherd::cli::explain::topic::find_topics;
 
 use crate::bad_input::{NO_FSYNC, dialect_flag};
 use crate::file_flags::complete;
@@ -175,6 +176,7 @@ fn every_flag_that_the_documents_name_exists() {
     }
     for arguments in [
         &["--help"][..],
+        &["options"],
         &["get", "machines", "--help"],
         &["cluster", "rotate-authority", "--help"],
         &["cluster", "scale", "--help"],
@@ -204,6 +206,38 @@ fn every_flag_that_the_documents_name_exists() {
             assert!(known.contains(flag), "{document} names {flag}, which no program has");
         }
     }
+}
+
+/// Who runs a program has no checkout: messages refer to `shepherdctl explain`, and that has what they name.
+#[test]
+fn messages_refer_to_the_documentation_by_a_command() -> TestResult {
+    /// The field of the API that names the page of an issue.
+    const PAGE_OF_AN_ISSUE: &str = "docs/issues/{}.md";
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_-/.#{}".contains(c);
+    let (mut topics, mut wrong) = (0, Vec::new());
+    for path in source::rust_files()?.iter().filter(|path| !path.ends_with("tests.rs")) {
+        let text = source::read(path)?;
+        let program = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for (line, text) in source::take_apart(program).strings {
+            let is_file = |word: &str| word.starts_with("docs/") && word.contains(".md");
+            let mut words = text.split(|c| !is_part(c)).filter(|word| *word != PAGE_OF_AN_ISSUE);
+            if words.any(is_file) {
+                wrong.push(format!("{}:{line}: {text}", path.display()));
+            }
+            // Two spaces precede the description of an example without a topic.
+            for topic in text.split("shepherdctl explain").skip(1).filter(|rest| !rest.starts_with("  ")) {
+                let topic = topic.trim_start_matches(|c: char| c == '\\' || c.is_whitespace());
+                let topic = topic.split(|c| !is_part(c)).next().unwrap_or_default().trim_end_matches('.');
+                topics += 1;
+                if !topic.is_empty() && topic != "{}" && find_topics(topic).is_empty() {
+                    wrong.push(format!("{}:{line}: nothing explains {topic}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(topics > 10, "{topics}");
+    Ok(())
 }
 
 /// Errors, help texts and comments refer to pages of the documentation.

@@ -375,21 +375,21 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     let is_retired = |machine: &str| until(&format!("why {machine}"), "\nRetired for ");
 
     // Nothing fails, and the order is given twice.
-    assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("is being retired"));
-    assert!(asks("retire sim-0001 --reason 'its lease ends'").contains("already"));
+    assert!(asks("retire sim-0001 --yes --reason 'its lease ends'").contains("is being retired"));
+    assert!(asks("retire sim-0001 --yes --reason 'its lease ends'").contains("already"));
     is_retired("sim-0001");
     // Its agent is gone, with everything else on it.
     sh(&place, &fault.replace(" sim-0007 kill ", " sim-0002 dead ")).unwrap();
-    asks("retire sim-0002 --reason 'it is dead'");
+    asks("retire sim-0002 --yes --reason 'it is dead'");
     is_retired("sim-0002");
     // A shepherd works on it: its agent was killed, and is installed again.
     sh(&place, &fault.replace(" sim-0007 kill ", " sim-0003 hang ")).unwrap();
     until("why sim-0003", "under way");
-    asks("retire sim-0003 --reason 'it hangs'");
+    asks("retire sim-0003 --yes --reason 'it hangs'");
     is_retired("sim-0003");
     // It is held, waits for the end of the hold, and the retirement is cancelled before that.
     asks("hold sim-0004 --reason 'its disks are copied'");
-    asks("retire sim-0004 --reason 'its lease ends'");
+    asks("retire sim-0004 --yes --reason 'its lease ends'");
     assert!(asks("why sim-0004").contains("its disks are copied"));
     assert!(asks("retire cancel sim-0004").contains("is cancelled"));
     asks("release sim-0004");
@@ -397,7 +397,7 @@ fn machines_leave_a_demo_in_each_way_that_an_operator_has() {
     // Its provider is gone: the operator waives the stage in which the provider takes it back, in the words that the
     // command requires.
     sh(&place, &fault.replace(" sim-0007 kill ", " provider api-error ")).unwrap();
-    asks("retire sim-0005 --reason 'its lease ends'");
+    asks("retire sim-0005 --yes --reason 'its lease ends'");
     until("why sim-0005", " release --confirm ");
     let waive = |words: &str| {
         let line =

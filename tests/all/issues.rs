@@ -143,7 +143,7 @@ async fn problem_of_a_real_service_is_listed_as_its_issue() -> TestResult {
     until(&fleet, "provider-fails", "provider sim", "its last list is").await?;
     let table = run_issues_command(&fleet, "table")?;
     assert!(
-        table.contains("docs/issues/provider-fails.md") && table.contains("critical  needs-human"),
+        table.contains("shepherdctl explain provider-fails") && table.contains("critical  needs-human"),
         "{table}"
     );
 

@@ -119,8 +119,9 @@ async fn rebooted_and_cycled(fleet: &Fleet) -> Result<()> {
         ),
     ] {
         let before = boot(fleet, id).await?;
-        says(fleet, &[&line[..], &["--reason", "a new kernel"]].concat(), text).await?;
-        until_other_boot(fleet, id, &before).await?;
+        let waits = ["--reason", "a new kernel", "--wait", "--timeout", "5m"];
+        says(fleet, &[&line[..], &waits].concat(), text).await?;
+        assert_ne!(boot(fleet, id).await?, before, "the command has waited for another boot");
         until_phase(fleet, id, "Ready").await?;
         assert_eq!(done(&fleet.journal()?, id, what), 1, "{id}");
         let ends = endings(fleet, id).await?;
@@ -137,10 +138,12 @@ async fn off_and_on(fleet: &Fleet) -> Result<()> {
     until_phase(fleet, id, "Silent").await?;
     assert_eq!(state(fleet, id).await?, "off");
     says(fleet, &["why", id], "switched off: its fan").await?;
+    says(fleet, &["why", id], "; its phase is Silent").await?;
     says(fleet, &["power", "on", id, "--reason", "it is in"], "will be switched on; it is still held")
         .await?;
     until_other_boot(fleet, id, &before).await?;
     until_phase(fleet, id, "Ready").await?;
+    says(fleet, &["why", id], "switched on ").await?;
     says(fleet, &["release", id], "is released").await?;
     assert_eq!(done(&fleet.journal()?, id, "power"), 2, "off and on, and nothing by the ladder");
     let ladder = "SELECT count(*) = 0 FROM history h JOIN machine_provided USING (machine_id)
@@ -185,7 +188,7 @@ async fn within_the_budget(fleet: &Fleet) -> Result<()> {
     let all = ["reboot", "--provider", "sim", "--phase", "Ready", "--reason", "a new kernel"];
     let (code, listed) = ctl(fleet, &[&all[..], &["--dry_run"]].concat()).await?;
     assert!(code == Some(0) && listed.contains("5 machines"), "{listed}");
-    says(fleet, &[&all[..], &["--confirm_count", "5"]].concat(), "5 changed").await?;
+    says(fleet, &[&all[..], &["--yes_count", "5"]].concat(), "5 changed").await?;
     fleet
         .until(
             "three wait for the budget",
@@ -225,6 +228,11 @@ async fn with_the_provider_gone(fleet: &Fleet, endpoints: &[String]) -> Result<(
     let ends = endings(fleet, id).await?;
     let last = ends.last().context("an end")?;
     assert!(last.contains("the order to switch it off and on was given, and its result"), "{ends:?}");
+    // What a client reads that waits for the order.
+    let event = "SELECT count(*) = 1 FROM history h JOIN machine_provided p USING (machine_id)
+                 WHERE p.provider_id = 'sim-0005' AND h.event = 'PowerOrderGivenUp'
+                   AND h.detail LIKE 'the order to switch it off and on was given, and its result%'";
+    assert!(fleet.holds(event).await?, "{}", fleet.explain().await?);
     bmdb.change_policy("test", |policy| {
         policy.power_order_timeout = Span::hours(1);
         policy.backoff.remove(&Process::Power);

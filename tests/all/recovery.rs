@@ -18,6 +18,7 @@ use shepherd::model::time::Span;
 use crate::bmdb_kit::{Kit, LONG, Shepherd};
 use crate::harness::aloud::TestResult;
 use crate::harness::fleet::{ALL_READY, Fleet, Program, endpoint};
+use crate::harness::ordering::says;
 
 /// Limits that are short enough for a test, with room for a busy host.
 const SHORT: [&str; 4] = [
@@ -82,6 +83,7 @@ async fn each_kind_of_silence_is_ended_by_the_gentlest_step_that_helps() -> Test
         .await?;
     assert_eq!(steps(&fleet, killed).await?, ["restart-agent"]);
     assert_eq!(boots(&fleet, killed).await?, boots_before, "nothing was rebooted for a dead agent");
+    says(&fleet, &["why", killed], " (restart-agent)").await?;
     assert_eq!(steps(&fleet, hung).await?, ["restart-agent", "reboot"]);
     assert_eq!(steps(&fleet, dead).await?, ["restart-agent", "reboot", "power-cycle"]);
     assert_eq!(steps(&fleet, lost).await?, ["restart-agent", "reboot", "power-cycle"]);

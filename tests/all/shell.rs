@@ -65,7 +65,7 @@ fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The commands of `shepherdctl` that use a context's API, or show the contexts.
+/// The commands of `shepherdctl` that use a context's API, show the contexts, or explain something.
 const THROUGH_THE_API: &[&str] = &[
     "get machines",
     "get sessions",
@@ -76,7 +76,11 @@ const THROUGH_THE_API: &[&str] = &[
     "timeline",
     "plan",
     "issues",
+    "audit",
     "watch",
+    "wait machines",
+    "wait clusters",
+    "wait updates",
     "top",
     "get loops",
     "get approvals",
@@ -141,7 +145,6 @@ const THROUGH_THE_API: &[&str] = &[
     "retry",
     "quarantine",
     "label",
-    "unlabel",
     "prioritize",
     "allow host-key",
     "allow signing-keys",
@@ -150,6 +153,7 @@ const THROUGH_THE_API: &[&str] = &[
     "contexts",
     "contexts use",
     "contexts delete",
+    "explain",
     "version",
     "tokens revoke",
 ];
@@ -165,6 +169,17 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
         for example in examples {
             let begins = format!("shepherdctl {command}");
             assert!(example.starts_with(&begins) && example.len() <= 98, "{command}: {example}");
+        }
+    }
+    let options = read_stdout(&["options"])?;
+    for flag in ["--bmdb_url", "--bmdb_dialect", "--direct", "--context", "--output", "--color"] {
+        assert!(options.contains(flag), "{flag}: {options}");
+        for arguments in [&["--help"][..], &["get", "machines", "--help"], &["hold", "-h"]] {
+            let help = read_stdout(arguments)?;
+            let lists = help
+                .lines()
+                .any(|line| line.trim_start().trim_start_matches("-o, ").starts_with(&format!("{flag} ")));
+            assert!(!lists && help.contains("`shepherdctl options` lists the flags"), "{flag}: {help}");
         }
     }
     let help = read_stdout(&["--help"])?;
@@ -218,7 +233,7 @@ fn every_shell_completes_every_command() -> TestResult {
 #[test]
 fn manual_has_a_page_for_every_command() -> TestResult {
     let place = Place::new()?;
-    let directory = place.path("man/man1");
+    let directory = place.path("man");
     let text = directory.to_str().context("a path in UTF-8")?;
     // Twice: a package that is built again overwrites the existing pages.
     for _ in 0..2 {
@@ -227,13 +242,30 @@ fn manual_has_a_page_for_every_command() -> TestResult {
     let commands = all_commands()?;
     for path in &commands {
         let name = [vec!["shepherdctl".to_owned()], path.clone()].concat().join("-");
-        let page = std::fs::read_to_string(directory.join(format!("{name}.1"))).context(name.clone())?;
+        let file = directory.join(format!("man1/{name}.1"));
+        let page = std::fs::read_to_string(file).context(name.clone())?;
         assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}");
+        assert!(page.contains(".SH \"SEE ALSO\"\n") && !page.contains("EXTRA"), "{name}");
         let (_, codes) = page.split_once(".SH \"EXIT STATUS\"\n").context(name.clone())?;
         assert!(codes.contains("refused: a person must decide"), "{name}: {codes}");
     }
-    let hold = std::fs::read_to_string(directory.join("shepherdctl-hold.1"))?;
-    assert!(hold.contains("Stop work on a machine until it is released"), "{hold}");
+    let hold = std::fs::read_to_string(directory.join("man1/shepherdctl-hold.1"))?;
+    assert!(hold.contains("Stop work on machines until they are released"), "{hold}");
+    for command in THROUGH_THE_API {
+        let file = format!("man1/shepherdctl-{}.1", command.replace(' ', "-"));
+        let page = std::fs::read_to_string(directory.join(file))?;
+        assert!(page.contains(".SH EXAMPLES\n"), "{command} has no example: {page}");
+    }
+    for (file, expected) in [
+        ("man1/shepherd.1", "agent_executable_path"),
+        ("man1/shepherd-demo.1", "fleet in a box"),
+        ("man8/roleserver.8", ".SH EXAMPLES\n"),
+        ("man8/roleserver-enroll.8", "the request is refused"),
+        ("man5/shepherd.toml.5", "\\fBagent_executable_path\\fR\n"),
+    ] {
+        let page = std::fs::read_to_string(directory.join(file)).context(file)?;
+        assert!(page.contains(expected) && page.contains(".SH \"SEE ALSO\"\n"), "{file}: {page}");
+    }
 
     let file = place.write("file", "")?;
     let refused = shepherdctl(&["manual", file.to_str().context("a path in UTF-8")?])?;

@@ -1,4 +1,6 @@
-//! `get audit`: orders that were given.
+//! `audit`, `get audit`: orders that were given.
+
+use std::time::SystemTime;
 
 use clap::Args;
 
@@ -9,8 +11,10 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::order::expiry::{encode_timestamp, parse_moment};
+use bmdb::orders::order::Expiry;
 use model::humanize::{absolute_time, humanize_duration};
-use model::time::{Timestamp, between};
+use model::time::{Timestamp, before, between};
 use proto::fleet::v1;
 use proto::fleet::v1::audit_client::AuditClient;
 
@@ -28,12 +32,65 @@ const COLUMNS: [Column; 8] = [
     Column::always("AUDIT"),
 ];
 
-/// Which orders `get audit` lists.
+pub(crate) const AUDIT_EXAMPLES: &str = "\
+Examples:
+  shepherdctl audit --actor kim --since 2h      what kim ordered within the last two hours
+  shepherdctl audit --rpc retire --machine sim-0007
+  shepherdctl audit --limit 50 -o json | jq -r '.records[] | .actor + \" \" + .rpc'";
+
+/// Which orders `audit` and `get audit` list.
 #[derive(Debug, Default, Args)]
 pub struct AuditListArgs {
     /// Only orders about this machine
     #[arg(long, value_name = "M")]
     pub machine: Option<String>,
+    /// Only orders of this actor: the whole name, or the part before @ (kim)
+    #[arg(long, value_name = "ACTOR")]
+    pub actor: Option<String>,
+    /// Only orders by this call of the API, such as Machines/Hold, Hold or Machines
+    #[arg(long, value_name = "RPC")]
+    pub rpc: Option<String>,
+    /// Only orders since then: a time, or a duration before now (2h)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
+    /// Only orders before then: a time, or a duration before now (2h)
+    #[arg(long, value_name = "WHEN")]
+    pub before: Option<String>,
+}
+
+/// Flags of [`AuditListArgs`] that select records, which excludes names of records.
+pub(crate) const FILTER_FLAGS: [&str; 5] = ["machine", "actor", "rpc", "since", "before"];
+
+/// Arguments of `audit`: which orders, and how many of them.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Filters that select the orders to list.
+    #[command(flatten)]
+    pub filters: AuditListArgs,
+    /// Maximum number of orders to list [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: Option<u32>,
+    /// Print no line with the names of the columns
+    #[arg(long = "no_headers")]
+    pub no_headers: bool,
+}
+
+/// The moment of a flag of a request: a time, or a duration before `now`.
+fn resolve_flag(
+    flag: &str,
+    text: Option<&str>,
+    now: Timestamp,
+) -> Result<Option<prost_types::Timestamp>, CliError> {
+    let moment = text.map(|text| parse_moment(flag, text)).transpose()?;
+    Ok(moment.map(|moment| encode_timestamp(resolve_moment(moment, now))))
+}
+
+/// The moment that a flag names: a duration counts back from `now`.
+fn resolve_moment(moment: Expiry, now: Timestamp) -> Timestamp {
+    match moment {
+        Expiry::After(span) => before(now, span.0),
+        Expiry::At(moment) => moment,
+    }
 }
 
 /// Lists orders, newest first.
@@ -43,11 +100,18 @@ pub(crate) async fn list_audit(
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
     let mut service = AuditClient::new(client.channel());
+    let now = Timestamp::from(SystemTime::now());
+    let since = resolve_flag("since", args.since.as_deref(), now)?;
+    let before = resolve_flag("before", args.before.as_deref(), now)?;
     let pages = fetch_pages(limit, String::new(), async |page| {
         let request = v1::ListAuditRequest {
             page_size: page.size.min(PAGE_SIZE),
             page_token: page.token,
             machine: args.machine.clone().unwrap_or_default(),
+            actor: args.actor.clone().unwrap_or_default(),
+            rpc: args.rpc.clone().unwrap_or_default(),
+            since,
+            before,
         };
         let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
         let now = require_timestamp(response.read_at, "its read time")?;
@@ -75,5 +139,23 @@ fn record_object(record: &v1::AuditRecord, now: Timestamp) -> ListedObject {
         names: ObjectNames::of_id(record.audit_id.clone()),
         rows: vec![row],
         document: ObjectDocument::of_message(record),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit_code::ExitCode;
+    use model::time::Span;
+
+    #[test]
+    fn moment_is_a_time_or_so_long_before_now() {
+        let at = |seconds| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let flag = |text| resolve_flag("since", Some(text), at(7200));
+        assert_eq!(flag("2h").unwrap(), Some(encode_timestamp(at(0))));
+        assert_eq!(resolve_flag("since", None, at(0)).unwrap(), None);
+        assert_eq!(flag("yesterday").unwrap_err().exit_code(), ExitCode::WrongCommand);
+        assert_eq!(resolve_moment(Expiry::After(Span::hours(2)), at(7200)), at(0));
+        assert_eq!(resolve_moment(Expiry::At(at(5)), at(7200)), at(5));
     }
 }

@@ -9,36 +9,39 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
+use crate::audit::{AUDIT_EXAMPLES, AuditArgs};
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
 use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
 use crate::exit_code::exit_status_text;
+use crate::explain::{EXPLAIN_EXAMPLES, ExplainArgs};
 use crate::issues::{ISSUES_EXAMPLES, IssuesArgs};
 use crate::loops::LoopsCommand;
 use crate::machine::allow_host_key::AllowCommand;
 use crate::machine::hold::{HOLD_EXAMPLES, HoldArgs, RELEASE_EXAMPLES, ReleaseArgs};
-use crate::machine::label::{LABEL_EXAMPLES, LabelArgs, UNLABEL_EXAMPLES, UnlabelArgs};
+use crate::machine::label::{LABEL_EXAMPLES, LabelArgs};
 use crate::machine::logs::{LOGS_EXAMPLES, LogsArgs};
 use crate::machine::power::{POWER_EXAMPLES, PowerArgs, REBOOT_EXAMPLES, RebootArgs};
 use crate::machine::prioritize::{PRIORITIZE_EXAMPLES, PrioritizeArgs};
 use crate::machine::quarantine::{QUARANTINE_EXAMPLES, QuarantineArgs};
 use crate::machine::retire::{RETIRE_EXAMPLES, RetireArgs};
 use crate::machine::retry::{RETRY_EXAMPLES, RetryArgs};
-use crate::machine::selection::MachineArg;
 use crate::machine::timeline::{TIMELINE_EXAMPLES, TimelineArgs};
 use crate::machine::watch::{WATCH_EXAMPLES, WatchArgs};
-use crate::machine::why::WHY_EXAMPLES;
+use crate::machine::why::{WHY_EXAMPLES, WhyArgs};
 use crate::object::command::{DescribeCommand, GetCommand};
 use crate::order::{dry_run, idempotency_key};
 use crate::output::Output;
+use crate::output::color::ColorChoice;
 use crate::plan::{PLAN_EXAMPLES, PlanArgs};
 use crate::policy::PolicyCommand;
 use crate::tokens::TokensCommand;
 use crate::top::{TOP_EXAMPLES, TopArgs};
 use crate::update::{UPDATE_EXAMPLES, UpdateArgs};
 use crate::version::{VERSION_EXAMPLES, VersionArgs};
+use crate::wait::command::{WAIT_EXAMPLES, WaitArgs};
 use crate::whoami::WHOAMI_EXAMPLES;
 use bmdb::connection::dialect::Dialect;
 
@@ -65,7 +68,7 @@ Examples:
   shepherdctl hold sim-0007 --reason 'changing a disk' --until 2h
   shepherdctl get machines -o json | jq -r '.machines[] | select(.heartbeatAt == null) | .name.machine'
 
-A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, docs/api.md.
+A context names the servers of an API and a token: ~/.config/shepherd/contexts.toml, shepherdctl explain context.
 The password of the database is read from ~/.pgpass."
 )]
 pub struct Cli {
@@ -129,6 +132,21 @@ pub struct Cli {
     )]
     pub output: Output,
 
+    /// When to colour by severity: auto (on a terminal), always or never
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        ignore_case = true,
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true,
+        global = true,
+        hide_short_help = true,
+        help_heading = GLOBAL_HEADING
+    )]
+    pub color: ColorChoice,
+
     /// Show times in UTC, and read times without an offset as UTC, instead of in the zone of TZ
     #[arg(long, global = true, help_heading = GLOBAL_HEADING)]
     pub utc: bool,
@@ -147,9 +165,14 @@ pub enum Command {
     /// List the contexts of this user, choose one, or delete one
     #[command(after_help = CONTEXTS_EXAMPLES)]
     Contexts(ContextsArgs),
+    /// Explain an issue, a phase or a term
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
     /// Show the versions of this program and of the servers
     #[command(after_help = VERSION_EXAMPLES)]
     Version(VersionArgs),
+    /// Print the flags that every command accepts
+    Options,
     /// Print a completion script for a shell
     #[command(
         alias = "completion",
@@ -160,7 +183,8 @@ Examples:
   shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
     )]
     Completions(CompletionsArgs),
-    /// Write man pages, one for each command
+    /// Write man pages: one for each command, and those of the other programs
+    #[command(after_help = MANUAL_EXAMPLES)]
     Manual(ManualArgs),
 }
 
@@ -172,10 +196,14 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+const MANUAL_EXAMPLES: &str = "\
+Example:
+  shepherdctl manual /usr/local/share/man       shepherdctl.1 is in man1 there";
+
 /// Arguments of `manual`: the directory for the pages.
 #[derive(Debug, Args)]
 pub struct ManualArgs {
-    /// Directory for the man pages, for example /usr/local/share/man/man1
+    /// Directory for the man pages, for example /usr/local/share/man; they are in man1, man5 and man8 there
     #[arg(value_name = "DIRECTORY")]
     pub directory: PathBuf,
 }
@@ -191,7 +219,7 @@ pub enum FleetCommand {
     Describe(DescribeCommand),
     /// Explain the state of a machine: why, what it waits for, and what would help
     #[command(after_help = WHY_EXAMPLES)]
-    Why(MachineArg),
+    Why(WhyArgs),
     /// Show what happened to a machine, newest first
     #[command(after_help = TIMELINE_EXAMPLES)]
     Timeline(TimelineArgs),
@@ -204,6 +232,9 @@ pub enum FleetCommand {
     /// List problems of the fleet, most urgent first
     #[command(after_help = ISSUES_EXAMPLES)]
     Issues(IssuesArgs),
+    /// List orders that were given: by whom, when and why, newest first
+    #[command(after_help = AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
     /// Print machines as they change, until you stop it (Ctrl-C)
     #[command(
         after_help = WATCH_EXAMPLES,
@@ -214,6 +245,16 @@ With a context, a shepherd sends the changes. When it stops or dies, the watch c
 context. With --direct, shepherdctl reads the database itself."
     )]
     Watch(WatchArgs),
+    /// Wait until machines, clusters or updates meet a condition
+    #[command(
+        after_help = WAIT_EXAMPLES,
+        long_about = "\
+Wait until machines, clusters or updates meet a condition (--for).
+
+The objects are selected once. If the time is over, or one of them cannot meet the condition any more,
+standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
+    )]
+    Wait(WaitArgs),
     /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work
     #[command(
         after_help = TOP_EXAMPLES,
@@ -228,26 +269,23 @@ once."
     /// Switch the two-person rule of the fleet off
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Stop work on a machine until it is released
+    /// Stop work on machines until they are released
     #[command(after_help = HOLD_EXAMPLES)]
     Hold(HoldArgs),
-    /// End a hold on a machine, or its quarantine
+    /// End holds on machines, or their quarantine
     #[command(after_help = RELEASE_EXAMPLES)]
     Release(ReleaseArgs),
-    /// Retry work on a machine at once: clear its failures and its wait for a person
+    /// Retry work on machines at once: clear their failures and their wait for a person
     #[command(after_help = RETRY_EXAMPLES)]
     Retry(RetryArgs),
-    /// Leave a machine alone until its quarantine is released
+    /// Leave machines alone until their quarantine is released
     #[command(after_help = QUARANTINE_EXAMPLES)]
     Quarantine(QuarantineArgs),
-    /// Set labels (KEY=VALUE) on machines
+    /// Set labels (KEY=VALUE) of machines, and remove labels (KEY-)
     #[command(after_help = LABEL_EXAMPLES)]
     Label(LabelArgs),
-    /// Remove labels from machines
-    #[command(after_help = UNLABEL_EXAMPLES)]
-    Unlabel(UnlabelArgs),
     /// Set the scheduling priority of machines
-    #[command(after_help = PRIORITIZE_EXAMPLES, allow_missing_positional = true)]
+    #[command(after_help = PRIORITIZE_EXAMPLES)]
     Prioritize(PrioritizeArgs),
     /// Pause and resume control loops in every shepherd
     #[command(subcommand)]
@@ -274,14 +312,14 @@ once."
         subcommand_negates_reqs = true
     )]
     Retire(RetireArgs),
-    /// Reboot a machine; recovery watches whether it comes back
+    /// Reboot machines; recovery watches whether they come back
     #[command(after_help = REBOOT_EXAMPLES)]
     Reboot(RebootArgs),
-    /// Switch a machine's power: on, off, or cycle for off and on
+    /// Switch the power of machines: on, off, or cycle for off and on
     #[command(
         after_help = POWER_EXAMPLES,
         long_about = "\
-Switch a machine's power, where its provider can.
+Switch the power of machines, where their provider can.
 
 A machine that is switched off is held (scope recovery) until `release`; otherwise recovery would switch it on
 again. An order that is not carried out within power_order_timeout (policy) ends. `power cancel` cancels a power or
@@ -307,15 +345,57 @@ reboot order that has not started.",
     Whoami,
 }
 
-/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders, and the exit codes to
-/// the help of the program.
+/// The line of every help in the place of the flags that every command accepts.
+const POINTER: &str = "`shepherdctl options` lists the flags that every command accepts.";
+
+/// Whether a block of a help is the line about the flags of every command.
+#[must_use]
+pub fn is_pointer(block: &str) -> bool {
+    block.trim() == POINTER
+}
+
+/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders. The help of a command
+/// refers to the flags of every command, and that of the program has the exit codes.
 #[must_use]
 pub fn grammar() -> clap::Command {
-    let command = Cli::command();
+    let command = whole_grammar().mut_args(|flag| if flag.is_global_set() { flag.hide(true) } else { flag });
+    add_pointer(command)
+}
+
+/// The grammar in which no flag is hidden, for what completes words and for the manual.
+#[must_use]
+pub fn whole_grammar() -> clap::Command {
+    // Help is wrapped when it is printed, once.
+    let command = Cli::command().term_width(0);
     let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let command = command.after_help(format!("{help}\n\n{}", exit_status_text()));
     let keyed = add_flag(command, &idempotency_key::flag(), &idempotency_key::EXCLUDED_COMMANDS);
-    add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS)
+    allow_negative_numbers(add_flag(keyed, &dry_run::flag(), &dry_run::EXCLUDED_COMMANDS))
+}
+
+/// Takes `-5` after a flag as its value, so that the error is about the value, and not about a flag of that name.
+fn allow_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
+    let command =
+        command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(allow_negative_numbers)
+}
+
+/// The help of the flags that every command accepts, as the parser renders it.
+#[must_use]
+pub fn global_flags_help() -> String {
+    let flags = Cli::command();
+    let flags = flags.get_arguments().filter(|flag| flag.is_global_set()).cloned();
+    let command = clap::Command::new("shepherdctl").term_width(0).disable_help_flag(true).args(flags);
+    let rendered = command.help_template("{all-args}").render_long_help().to_string();
+    format!("Flags of every command, before or behind its own ones.\n\n{rendered}")
+}
+
+fn add_pointer(command: clap::Command) -> clap::Command {
+    let help = command.get_after_help().map(|help| format!("{help}\n\n")).unwrap_or_default();
+    let command = command.after_help(format!("{help}{POINTER}"));
+    let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    below.into_iter().fold(command, |command, name| command.mut_subcommand(name, add_pointer))
 }
 
 fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Command {
@@ -332,23 +412,50 @@ fn add_flag(command: clap::Command, flag: &Arg, without: &[&str]) -> clap::Comma
 mod tests {
     use super::*;
 
-    const DESCRIPTION: &str =
-        "Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID";
+    #[test]
+    fn negative_number_is_a_wrong_value_of_its_flag() {
+        for (line, wrong) in [
+            ("budget set reboot --max_count -5 --reason r", "-5"),
+            ("get machines --limit -1", "-1"),
+            ("cluster scale ams --workers -3 --reason r", "-3"),
+            ("retire --label row=7 --yes_count -2 --reason r", "-2"),
+        ] {
+            let words = std::iter::once("shepherdctl").chain(line.split(' '));
+            let given: Vec<std::ffi::OsString> = words.map(Into::into).collect();
+            let error = grammar().try_get_matches_from(&given).unwrap_err();
+            assert_eq!(error.kind(), clap::error::ErrorKind::ValueValidation, "{line}: {error}");
+            let sentence = model::usage_error::format_usage_error(&error, &grammar(), &given);
+            assert!(sentence.contains(wrong) && !sentence.contains("there is no flag"), "{sentence}");
+        }
+    }
 
-    /// The descriptions of arguments that name a machine, of this command and those below it.
-    fn machine_descriptions(command: &clap::Command) -> Vec<String> {
-        let machines = command.get_positionals().filter(|argument| argument.get_id() == "machine");
-        let own = machines.map(|argument| argument.get_help().map(ToString::to_string).unwrap_or_default());
-        own.chain(command.get_subcommands().flat_map(machine_descriptions)).collect()
+    /// The descriptions of the positional arguments with this name, of this command and those below it.
+    fn descriptions(command: &clap::Command, name: &str) -> Vec<String> {
+        let arguments = command.get_positionals().filter(|argument| argument.get_id() == name);
+        let own = arguments.map(|argument| argument.get_help().map(ToString::to_string).unwrap_or_default());
+        own.chain(command.get_subcommands().flat_map(|below| descriptions(below, name))).collect()
     }
 
     #[test]
     fn machine_is_described_in_one_way() {
-        let found = machine_descriptions(&grammar());
-        assert!(found.len() > 15, "{found:?}");
-        for description in found {
-            let filters = description.strip_prefix(DESCRIPTION);
-            assert!(matches!(filters, Some("" | "; omit it to select by filters")), "{description}");
+        for (name, least, expected) in [
+            (
+                "machine",
+                5,
+                "Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID",
+            ),
+            (
+                "machines",
+                8,
+                "Machines: each by its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; - \
+                 for names on standard input; omit them to select by filters",
+            ),
+        ] {
+            let found = descriptions(&grammar(), name);
+            assert!(found.len() >= least, "{name}: {found:?}");
+            for description in found {
+                assert_eq!(description, expected);
+            }
         }
     }
 }

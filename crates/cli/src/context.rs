@@ -3,9 +3,11 @@
 //! [`crate::run`] builds it from the command line. A command that only reads takes its client and its format. A
 //! command that gives orders takes the whole context: [`send_order`][] puts the flags into each order, and
 //! [`CommandContext::format_outcome`] marks a dry run in its output. [`send_order`][] also records the exit code of each
-//! order.
+//! order, and what the order has an effect on.
 //!
 //! [`send_order`]: crate::order::retry::send_order
+
+use std::ffi::OsString;
 
 use clap::ArgMatches;
 use serde_json::Value;
@@ -13,8 +15,10 @@ use serde_json::Value;
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
+use crate::order::outcome::OrderTargets;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, Output, format_json};
+use crate::target_flags::TargetFlags;
 
 /// The flags that every order has, `--idempotency_key` and `--dry_run`.
 #[derive(Clone, Debug, Default)]
@@ -45,15 +49,23 @@ pub struct CommandContext {
     pub order_flags: OrderFlags,
     /// The exit code of what the command has done.
     pub exit_record: ExitRecord,
+    /// What the orders of the command have an effect on.
+    pub order_targets: OrderTargets,
+    /// The flags that name the fleet, for commands in messages.
+    pub target_flags: TargetFlags,
+    /// The arguments of the process, its own name first, for a command to repeat.
+    pub arguments: Vec<OsString>,
 }
 
 impl CommandContext {
     /// Formats the outcome of an order: `answer` as JSON, or `text` for people. A dry run is marked in both.
     pub fn format_outcome(&self, answer: Value, text: &str) -> Result<String, CliError> {
-        let dry_run = self.order_flags.dry_run;
-        match self.format {
-            Format::Json => format_json(&dry_run::annotate_json(dry_run, answer)),
-            Format::Table => Ok(format!("{}\n", dry_run::annotate_text(dry_run, text))),
+        let fleet = self.order_flags.dry_run.then(|| self.client.describe_fleet());
+        match (self.format, fleet) {
+            (Format::Json, None) => format_json(&answer),
+            (Format::Json, Some(fleet)) => format_json(&dry_run::annotate_json(&fleet, answer)),
+            (Format::Table, None) => Ok(format!("{text}\n")),
+            (Format::Table, Some(fleet)) => Ok(format!("{}\n", dry_run::annotate_text(&fleet, text))),
         }
     }
 }

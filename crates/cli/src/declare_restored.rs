@@ -3,12 +3,15 @@
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
+use crate::order::confirmation::{ConfirmFlag, RequiredConfirmation, require_confirmation};
 use crate::order::operator::{current_user, direct_order};
 use crate::output::{Format, format_json};
-use bmdb::connection::Bmdb;
 use bmdb::orders::declare_restored::LiveSession;
 use bmdb::orders::order::format_attribution;
+use model::order_rules::{ConfirmationKind, DECLARE_RESTORED_RPC, irreversible_reason};
 use model::unknown_fence::FENCE_LIFT;
 
 /// Subcommands of `declare`, which need a connection to the database.
@@ -20,8 +23,8 @@ Declare that the BMDB was restored from a backup, and that this copy is the one 
 
 Machines remember the orders that were given after the backup was taken, and reject a database that does
 not contain them. This raises every fence above those that machines remember, ends the sessions, work and steps in the
-backup, and writes a line into every machine's history. Stop every shepherd first; docs/backup.md has the
-whole procedure.")]
+backup, and writes a line into every machine's history. Nothing undoes that: type the name of the database, or
+give --yes. Stop every shepherd first. The whole procedure: shepherdctl explain backup#restoring")]
     Restored(DeclareRestoredArgs),
 }
 
@@ -31,6 +34,9 @@ pub struct DeclareRestoredArgs {
     /// Which backup, and why: kept in every machine's history
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Confirmation without a terminal.
+    #[command(flatten)]
+    pub confirm: ConfirmFlag,
 }
 
 #[derive(Serialize)]
@@ -44,19 +50,27 @@ struct DeclareRestoredOutput {
 
 /// Runs `declare restored`: accepts the restored BMDB.
 pub async fn declare_restored(
-    bmdb: &Bmdb,
+    context: &CommandContext,
     arguments: &DeclareRestoredArgs,
-    format: Format,
 ) -> Result<String, CliError> {
+    let bmdb = context.client.require_bmdb("`declare restored`", "no shepherd may run while it works")?;
     if arguments.reason.trim().is_empty() {
         return Err(CliError::Invalid("--reason is empty; say which backup was restored, and why".into()));
     }
     let live = bmdb.list_live_sessions().await?;
     if !live.is_empty() {
-        return Err(CliError::Invalid(active_sessions_message(&live)));
+        return Err(CliError::Ended { exit: ExitCode::Refused, message: active_sessions_message(&live) });
+    }
+    if !arguments.confirm.yes {
+        let required = RequiredConfirmation {
+            kind: ConfirmationKind::Name,
+            text: bmdb.settings().database_name().to_owned(),
+            reason: irreversible_reason(DECLARE_RESTORED_RPC).unwrap_or_default().to_owned(),
+        };
+        require_confirmation(context, "this copy of the database counts from now on", &required)?;
     }
     let reason = Some(arguments.reason.as_str());
-    let order = direct_order("shepherd.direct/DeclareRestored", "the BMDB".to_owned(), reason);
+    let order = direct_order(DECLARE_RESTORED_RPC, "the BMDB".to_owned(), reason);
     let restored = bmdb.declare_restored(order, &format_attribution(&current_user(), reason)).await?;
     let answer = DeclareRestoredOutput {
         machines: restored.machines,
@@ -65,7 +79,7 @@ pub async fn declare_restored(
         work_freed: restored.work,
         steps_of_unknown_outcome: restored.steps,
     };
-    match format {
+    match context.format {
         Format::Json => format_json(&answer),
         Format::Table => Ok(format!(
             "The fences of {} machines are lifted by {FENCE_LIFT}; ended {} sessions of the backup, freed {} work items, \

@@ -1,11 +1,12 @@
 //! Dispatch of commands: calls the function of the command that was parsed.
 //!
-//! Commands that print while they run are not here but in [`crate::run`]: `watch`, `logs --follow`, and `top` on a
-//! terminal.
+//! Commands that print while they run are not here but in [`crate::run`]: `watch`, `get --watch`, `wait`, `logs --follow`,
+//! and `top` on a terminal. So is `--wait` of orders.
 
 use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
 use crate::artefacts::orders::{add_artefact, delete_artefact};
+use crate::audit::list_audit;
 use crate::budgets::{BudgetCommand, set_budget};
 use crate::cluster::command::run_cluster_command;
 use crate::command::FleetCommand;
@@ -18,14 +19,14 @@ use crate::issues::list_issues;
 use crate::loops::{LoopsCommand, pause_loop, resume_loop};
 use crate::machine::allow_host_key::{AllowCommand, allow_host_key};
 use crate::machine::allow_signing_keys::allow_signing_keys;
-use crate::machine::hold::{hold_machine, release_machine};
-use crate::machine::label::{label_machines, unlabel_machines};
+use crate::machine::hold::{hold_machines, release_machines};
+use crate::machine::label::label_machines;
 use crate::machine::logs::show_log;
-use crate::machine::power::{reboot_machine, switch_power};
-use crate::machine::prioritize::prioritize_machine;
+use crate::machine::power::{reboot_machines, switch_power};
+use crate::machine::prioritize::prioritize_machines;
 use crate::machine::quarantine::quarantine_machines;
 use crate::machine::retire::run_retire_command;
-use crate::machine::retry::retry_machine;
+use crate::machine::retry::retry_machines;
 use crate::machine::timeline::show_timeline;
 use crate::machine::why::show_explanation;
 use crate::object::command::GetArgs;
@@ -58,37 +59,38 @@ pub(crate) async fn run_fleet_command(
         FleetCommand::Update(args) => run_update_command(context, args).await,
         FleetCommand::Loops(LoopsCommand::Pause(args)) => pause_loop(context, args).await,
         FleetCommand::Loops(LoopsCommand::Resume(args)) => resume_loop(context, args).await,
-        FleetCommand::Why(of) => show_explanation(client, &of.machine, format).await,
+        FleetCommand::Why(args) => show_explanation(client, args, format).await,
         FleetCommand::Timeline(of) => show_timeline(client, of, format).await,
         FleetCommand::Logs(args) => show_log(context, args).await,
         FleetCommand::Issues(args) => {
             let (list, exit) = list_issues(client, args).await?;
             context.exit_record.record(exit);
-            print_objects(list, &GetArgs::default(), &context.output, &context.exit_record)
+            let (output, record) = (&context.output, &context.exit_record);
+            print_objects(list, &GetArgs::default(), output, record, &context.target_flags)
+        }
+        FleetCommand::Audit(args) => {
+            let mut list = list_audit(client, &args.filters, args.limit).await?;
+            list.truncate(args.limit);
+            let get = GetArgs { limit: args.limit, no_headers: args.no_headers, ..GetArgs::default() };
+            print_objects(list, &get, &context.output, &context.exit_record, &context.target_flags)
         }
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {
             disable_two_person_rule(context, args).await
         }
-        FleetCommand::Watch(_) => Ok(String::new()),
+        FleetCommand::Watch(_) | FleetCommand::Wait(_) => Ok(String::new()),
         FleetCommand::Top(_) => render_once(client, format).await,
-        FleetCommand::Hold(hold) => hold_machine(context, hold).await,
-        FleetCommand::Release(release) => release_machine(context, release).await,
-        FleetCommand::Retry(retry) => retry_machine(context, retry).await,
+        FleetCommand::Hold(hold) => hold_machines(context, hold).await,
+        FleetCommand::Release(release) => release_machines(context, release).await,
+        FleetCommand::Retry(retry) => retry_machines(context, retry).await,
         FleetCommand::Quarantine(args) => quarantine_machines(context, args).await,
         FleetCommand::Label(args) => label_machines(context, args).await,
-        FleetCommand::Unlabel(args) => unlabel_machines(context, args).await,
-        FleetCommand::Reboot(reboot) => reboot_machine(context, reboot).await,
+        FleetCommand::Reboot(reboot) => reboot_machines(context, reboot).await,
         FleetCommand::Power(power) => switch_power(context, power).await,
-        FleetCommand::Prioritize(args) => prioritize_machine(context, args).await,
+        FleetCommand::Prioritize(args) => prioritize_machines(context, args).await,
         FleetCommand::Retire(retire) => run_retire_command(context, retire).await,
         FleetCommand::Declare(DeclareCommand::Restored(declared)) => {
-            declare_restored(
-                client.require_bmdb("`declare restored`", "no shepherd may run while it works")?,
-                declared,
-                format,
-            )
-            .await
+            declare_restored(context, declared).await
         }
         FleetCommand::Allow(AllowCommand::HostKey(allow)) => allow_host_key(context, allow).await,
         FleetCommand::Allow(AllowCommand::SigningKeys(allow)) => allow_signing_keys(context, allow).await,

@@ -1,9 +1,12 @@
 //! Errors of `shepherdctl`. The variants separate what has another exit code.
 
-use tonic::Code;
+use serde_json::Value;
+use tonic::{Code, Status};
 
 use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use bmdb::connection::error::BmdbError;
+use server::api::api_error::{OUTCOME_UNKNOWN, error_status, public_status};
+use server::api::error_json::error_json;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +24,28 @@ pub enum CliError {
         message: String,
         /// The key with which to repeat the order.
         idempotency_key: String,
+        /// The error as the API returned it.
+        status: Box<Status>,
     },
-    /// The command ended with an error of the API, or with one that has an exit code of its own.
+    /// The API ended a call with an error.
+    #[error("{message}")]
+    Api {
+        /// The code that the process exits with.
+        exit: ExitCode,
+        /// The error as a sentence.
+        message: String,
+        /// The error as the API returned it.
+        status: Box<Status>,
+    },
+    /// The order has to be confirmed first, and nothing was ordered.
+    #[error("{message}")]
+    Unconfirmed {
+        /// Why, as a sentence.
+        message: String,
+        /// The command that gives the order, with its confirmation.
+        command: String,
+    },
+    /// The command ended with an error that has an exit code of its own.
     #[error("{message}")]
     Ended {
         /// The code that the process exits with.
@@ -33,6 +56,9 @@ pub enum CliError {
     /// The command failed; the text is a sentence.
     #[error("{0}")]
     Failed(String),
+    /// The operator ended the command by Ctrl-C; the text is a sentence about what was and was not ended.
+    #[error("{0}")]
+    Interrupted(String),
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
@@ -61,20 +87,68 @@ impl CliError {
         matches!(
             self,
             Self::Invalid(_)
+                | Self::Unconfirmed { .. }
                 | Self::Ended { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
+                | Self::Api { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
         )
+    }
+
+    /// The error for programs: that of the API, the code that the process exits with, and the command that gives an
+    /// order that was not confirmed.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let mut document = error_json(&self.status());
+        if let Value::Object(fields) = &mut document {
+            fields.insert("exitCode".to_owned(), self.exit_code().number().into());
+            if let Self::Unconfirmed { command, .. } = self {
+                fields.insert("command".to_owned(), command.as_str().into());
+            }
+        }
+        document
+    }
+
+    /// The error as a status of the API. One that no API returned has the status that fits its exit code.
+    fn status(&self) -> Status {
+        match self {
+            Self::Api { status, message, .. } | Self::ApprovalRequired { status, message, .. } => {
+                if status.message().is_empty() {
+                    return Status::new(status.code(), message.clone());
+                }
+                (**status).clone()
+            }
+            Self::Bmdb(error @ BmdbError::ApprovalRequired(_)) => public_status(error),
+            _ => match self.exit_code() {
+                ExitCode::OutcomeUnknown => {
+                    error_status(Code::Unavailable, OUTCOME_UNKNOWN, self.to_string())
+                }
+                exit => Status::new(code_of_exit(exit), self.to_string()),
+            },
+        }
     }
 
     /// The code that the process exits with.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Ended { exit, .. } => *exit,
-            Self::Invalid(_) => ExitCode::WrongCommand,
+            Self::Ended { exit, .. } | Self::Api { exit, .. } => *exit,
+            Self::Invalid(_) | Self::Unconfirmed { .. } => ExitCode::WrongCommand,
             Self::ApprovalRequired { .. } => ExitCode::Refused,
             Self::Bmdb(error) => bmdb_exit_code(error),
+            Self::Interrupted(_) => ExitCode::Interrupted,
             Self::Failed(_) | Self::Output(_) | Self::Json(_) | Self::Yaml(_) => ExitCode::Failed,
         }
+    }
+}
+
+/// The code of the API for an error that no API returned.
+const fn code_of_exit(exit: ExitCode) -> Code {
+    match exit {
+        ExitCode::WrongCommand => Code::InvalidArgument,
+        ExitCode::NotFound => Code::NotFound,
+        ExitCode::Refused => Code::FailedPrecondition,
+        ExitCode::Unreachable | ExitCode::OutcomeUnknown => Code::Unavailable,
+        ExitCode::Interrupted => Code::Cancelled,
+        ExitCode::Done | ExitCode::Failed => Code::Unknown,
     }
 }
 
@@ -127,6 +201,46 @@ mod tests {
             let text = error.to_string();
             assert_eq!(CliError::Bmdb(error).exit_code(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn error_for_programs_has_the_status_and_the_exit_code() {
+        let ended = |exit| CliError::Ended { exit, message: "no".into() };
+        let api = |message: &str| CliError::Api {
+            exit: ExitCode::NotFound,
+            message: "the API failed".into(),
+            status: Box::new(error_status(Code::FailedPrecondition, "NO_SUCH_CLUSTER", message)),
+        };
+        let unconfirmed = || CliError::Unconfirmed {
+            message: "nothing undoes this order".into(),
+            command: "shepherdctl retire m --yes".into(),
+        };
+        let approval = CliError::ApprovalRequired {
+            message: "needs an admin".into(),
+            idempotency_key: "k7".into(),
+            status: Box::new(error_status(Code::FailedPrecondition, "APPROVAL_REQUIRED", "needs an admin")),
+        };
+        for (error, code, status, reason, exit) in [
+            (CliError::Invalid("no".into()), 400, "INVALID_ARGUMENT", "", 2),
+            (ended(ExitCode::NotFound), 404, "NOT_FOUND", "", 3),
+            (ended(ExitCode::Refused), 400, "FAILED_PRECONDITION", "", 4),
+            (ended(ExitCode::Unreachable), 503, "UNAVAILABLE", "", 5),
+            (ended(ExitCode::OutcomeUnknown), 503, "UNAVAILABLE", "OUTCOME_UNKNOWN", 6),
+            (CliError::Failed("no".into()), 500, "UNKNOWN", "", 1),
+            (CliError::Interrupted("no".into()), 499, "CANCELLED", "", 130),
+            (approval, 400, "FAILED_PRECONDITION", "APPROVAL_REQUIRED", 4),
+            (api("no such cluster"), 400, "FAILED_PRECONDITION", "NO_SUCH_CLUSTER", 3),
+            (api(""), 400, "FAILED_PRECONDITION", "", 3),
+            (unconfirmed(), 400, "INVALID_ARGUMENT", "", 2),
+        ] {
+            let found = error.to_json();
+            let shown = &found["error"];
+            assert_eq!((&shown["code"], &shown["status"]), (&code.into(), &status.into()), "{found}");
+            assert_eq!(shown["details"][0]["reason"].as_str().unwrap_or_default(), reason, "{found}");
+            assert!(shown["message"].as_str().is_some_and(|message| !message.is_empty()), "{found}");
+            assert_eq!(found["exitCode"], exit, "{found}");
+        }
+        assert_eq!(unconfirmed().to_json()["command"], "shepherdctl retire m --yes");
     }
 
     #[test]

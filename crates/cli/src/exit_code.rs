@@ -86,6 +86,8 @@ pub enum ExitCode {
     Unreachable = 5,
     /// An order may have been carried out or not.
     OutcomeUnknown = 6,
+    /// Ctrl-C ended the command: 128 and the number of the signal.
+    Interrupted = 130,
 }
 
 impl ExitCode {

@@ -135,7 +135,7 @@ fn format_remedies(issues: &[Issue]) -> String {
             continue;
         }
         messages.push(issue.id);
-        let remedy = format!("{} (more in {})", issue.remedy, issue.page);
+        let remedy = format!("{} (more: shepherdctl explain {})", issue.remedy, issue.id);
         text.push_str(&format_labelled(2, &[(issue.id.to_owned(), remedy)], terminal_width()));
     }
     let more = issues.len() - messages.len();

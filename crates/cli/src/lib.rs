@@ -24,13 +24,15 @@
 //! * Machines: [`machine`][]. Clusters: [`cluster`][].
 //! * What shepherds do: [`loops`][], [`plan`][], [`work`][], [`shepherds`][], [`sessions`][], [`providers`][], [`budgets`][] (with
 //!   brakes), [`policy`][]. What needs attention: [`issues`][], [`top`][].
+//! * Until an object meets a condition: [`wait`][].
 //! * Files for machines: [`artefacts`][]. Releases of the role server: [`update`][].
 //! * Operators: [`tokens`][], [`approvals`][] (two-person rule), [`audit`][], [`contexts`][],
 //!   [`whoami`][], [`version`][].
+//! * What an issue, a phase or a term means: [`explain`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`client`][], [`output`][], [`error`][],
-//!   [`exit_code`][].
-//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`suggestions`][].
+//! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`target_flags`][] (of commands in
+//!   messages), [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`manual`][], [`suggestions`][].
 //!
 //! # Invariants
 //!
@@ -54,7 +56,7 @@
 //!   `tests/all/api/same_answers.rs` lists every command, and fails until the new one is there.
 //! * The doc comments of types and fields that clap parses are the help. Golden files in `tests/all/golden` have it.
 //! * The name of a type that derives `Args` is the name of its group of flags:
-//!   [`machine::bulk_order::BULK_GROUPS`][] has such names.
+//!   [`machine::order_targets::SELECTORS`][] has such a name.
 //! * For the grammar, a command with a `--reason` is an order: it gets `--idempotency_key` and `--dry_run`, unless
 //!   [`order::idempotency_key`][] or [`order::dry_run`][] excludes it.
 
@@ -73,9 +75,11 @@ pub mod declare_restored;
 pub mod dispatch;
 pub mod error;
 pub mod exit_code;
+pub mod explain;
 pub mod issues;
 pub mod loops;
 pub mod machine;
+pub mod manual;
 pub mod object;
 pub mod order;
 pub mod output;
@@ -88,9 +92,11 @@ pub mod selector_hint;
 pub mod sessions;
 pub mod shepherds;
 pub mod suggestions;
+pub mod target_flags;
 pub mod tokens;
 pub mod top;
 pub mod update;
 pub mod version;
+pub mod wait;
 pub mod whoami;
 pub mod work;

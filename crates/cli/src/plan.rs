@@ -21,6 +21,7 @@ use crate::client::pagination::next_chunk;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::output::table::{format_table, terminal_width};
+use crate::output::zone::current_zone;
 use crate::output::{Format, format_json};
 use crate::routine::{decode_routine_fold, folded_note};
 use model::humanize::{absolute_time, relative_and_absolute_time, relative_time};
@@ -243,9 +244,12 @@ fn format_pauses(forecast: &PlanResult) -> String {
 fn plan_row(line: &PlanLine, now: Timestamp) -> Vec<String> {
     let (at, machine, process, what) = match line {
         PlanLine::Work(row) => (row.at, row.name.short_name(), row.process, row.action.clone()),
-        PlanLine::Routine(rows) => {
-            (rows.fold.first_at, describe_machines(rows), rows.process, rows.describe())
-        }
+        PlanLine::Routine(rows) => (
+            rows.fold.first_at,
+            describe_machines(rows),
+            rows.process,
+            rows.describe(|at| current_zone().format_time(at)),
+        ),
     };
     let when = if matches!(line, PlanLine::Work(row) if row.in_progress) {
         "under way".to_owned()
@@ -261,7 +265,7 @@ fn describe_machines(rows: &RoutineRows) -> String {
 
 fn assumptions_note() -> String {
     let sentence = "Assumed: every attempt succeeds, silent agents stay silent until then, and nobody else \
-                    changes anything. docs/plan.md has the full list.";
+                    changes anything. The full list: shepherdctl explain plan";
     let mut text = wrap_text(sentence, terminal_width()).join("\n");
     text.push('\n');
     text

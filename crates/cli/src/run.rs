@@ -1,6 +1,7 @@
 //! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
@@ -11,33 +12,44 @@ use crate::client::backend::{BackendFlags, BackendKind, ContextSource, choose_ba
 use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::command::ClusterCommand;
-use crate::command::{Cli, Command, FleetCommand, grammar};
-use crate::completions::{completion_script, write_man_pages};
+use crate::command::{Cli, Command, FleetCommand, global_flags_help, grammar};
+use crate::completions::completion_script;
 use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::{self, ExitRecord};
+use crate::exit_code::ExitRecord;
+use crate::explain::explain_topic;
 use crate::machine::logs::follow_log;
-use crate::machine::watch::watch_machines;
-use crate::object::command::GetArgs;
+use crate::machine::watch::{WatchRequest, watch_machines};
+use crate::manual::{ManualProgram, write_man_pages};
+use crate::object::command::{GetArgs, GetCommand};
 use crate::object::describe::print_page;
 use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
+use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
+use crate::order::outcome::OrderTargets;
+use crate::output::color::color_severities;
+use crate::output::table::terminal_width;
+use crate::output::terminal::format_help;
 use crate::output::zone::{Zone, current_zone, set_current_zone};
-use crate::output::{Format, Output, print_stderr, print_text};
+use crate::output::{Format, Output, print_command, print_stderr, print_text, report_error};
 use crate::selector_hint::suggest_label_selector;
 use crate::suggestions::suggest_command;
+use crate::target_flags::TargetFlags;
 use crate::top::{is_interactive, run_interactive};
 use crate::version::{VersionArgs, VersionReport};
+use crate::wait::after_order::{OrderWait, follow_orders};
+use crate::wait::command::run_wait_command;
 use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
 use model::arguments::normalize_flag_dashes;
+use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
 /// Which flags are on the command line: everybody on the host can read it, and it takes precedence over the
@@ -49,13 +61,14 @@ struct ExplicitFlags {
 }
 
 /// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
+/// `others` are the programs that are built with this one, for the pages of the manual.
 #[must_use]
-pub fn run_program() -> ExitCode {
+pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
     hardening::protect_process("shepherdctl");
     // One provider of cryptography in the process, for clients that use the default one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os()))),
+        Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os(), others))),
         Err(error) => {
             print_stderr(&format!("shepherdctl: cannot start the runtime: {error}"));
             ExitCode::FAILURE
@@ -64,7 +77,7 @@ pub fn run_program() -> ExitCode {
 }
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
-pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
     let given = normalize_flag_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
@@ -73,65 +86,117 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         };
         Ok((flags, OrderFlags::from_matches(&matches), Cli::from_arg_matches(&matches)?))
     });
+    let target_flags = TargetFlags::from_arguments(&given, &grammar());
     let (flags, order_flags, cli) = match parsed {
         Ok(parsed) => parsed,
-        Err(reported) => return print_usage(&reported, &given),
+        Err(reported) => return print_usage(&reported, &given, &target_flags),
     };
+    // Before anything is printed: the first use of the zone sets it, too.
+    set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
     let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
     if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
         print_stderr(&warning);
     }
-    set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
-    let answered = Box::pin(run_command(&cli, flags, order_flags)).await;
-    let print =
-        |(text, exit)| print_text(&localize_output(&cli, text)).map(|()| exit).map_err(CliError::from);
-    match answered.and_then(print) {
+    let line = CommandLine { cli, flags, order_flags, target_flags, arguments: given };
+    let answered = Box::pin(run_command(&line, others)).await;
+    let printed = answered.and_then(|(text, exit)| {
+        print_text(&lay_out(&line.cli, text)).map(|()| exit).map_err(CliError::from)
+    });
+    match printed {
         Ok(exit) => exit,
         Err(error) => {
-            print_stderr(&current_zone().localize(&format!("shepherdctl: {error}")));
-            if let Some(key) = error.idempotency_key() {
-                print_stderr(&format!("  {}", repeat_command(&given, key)));
+            report_error(&error, &line.cli.output, &line.target_flags);
+            // For programs, the key is in the details of the error.
+            if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
+                print_command(&format!("  {}", repeat_command(&line.arguments, key)));
             }
             error.exit_code().number()
         }
     }
 }
 
-/// The output of a command, with the times of text in the zone of the user. JSON and logs stay as they are.
-fn localize_output(cli: &Cli, text: String) -> String {
-    let is_log =
-        matches!(&cli.command, Command::Fleet(command) if matches!(**command, FleetCommand::Logs(_)));
-    match cli.output.format() {
-        Format::Table if !is_log => current_zone().localize(&text).into_owned(),
-        Format::Table | Format::Json => text,
+/// The text of a command as its user gets it: with times in the zone of the user, and on a terminal in lines that fit, and
+/// coloured by severity. JSON and logs stay as they are.
+fn lay_out(cli: &Cli, text: String) -> String {
+    let (is_ours, has_severities) = match &cli.command {
+        // The text of a log is not ours.
+        Command::Fleet(command) => (
+            !matches!(**command, FleetCommand::Logs(_)),
+            prints_objects(command)
+                || matches!(
+                    **command,
+                    FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Top(_)
+                ),
+        ),
+        Command::Contexts(_) | Command::Explain(_) | Command::Version(_) => (true, false),
+        Command::Completions(_) | Command::Manual(_) | Command::Options => (false, false),
+    };
+    if !is_ours || cli.output.format() != Format::Table {
+        return text;
     }
+    let text = fit_text(&current_zone().localize(&text), terminal_width());
+    let variable = |name| std::env::var_os(name);
+    let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
+    let on_terminal = std::io::stdout().is_terminal();
+    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
+        color_severities(&text)
+    } else {
+        text
+    }
+}
+
+/// A command line that was parsed.
+struct CommandLine {
+    cli: Cli,
+    flags: ExplicitFlags,
+    order_flags: OrderFlags,
+    target_flags: TargetFlags,
+    /// The arguments of the process, its own name first.
+    arguments: Vec<OsString>,
 }
 
 /// Runs the command and returns its output and its exit code.
 async fn run_command(
-    cli: &Cli,
-    flags: ExplicitFlags,
-    order_flags: OrderFlags,
+    line: &CommandLine,
+    others: fn() -> Vec<ManualProgram>,
 ) -> Result<(String, u8), CliError> {
-    let exit_record = ExitRecord::default();
+    let (cli, flags, exit_record) = (&line.cli, line.flags, ExitRecord::default());
     let command = match &cli.command {
         Command::Fleet(command) => command.as_ref(),
         Command::Contexts(args) => {
             report_context_override(cli, flags);
-            return run_contexts_command(args, &cli.output, &exit_record);
+            return run_contexts_command(args, &cli.output, &exit_record, &line.target_flags);
+        }
+        Command::Explain(args) => {
+            return explain_topic(args, &cli.output, terminal_width()).map(|text| (text, 0));
         }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
         Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
-        Command::Manual(into) => return write_man_pages(&into.directory).map(|text| (text, 0)),
+        Command::Manual(into) => {
+            return write_man_pages(&into.directory, &others()).map(|text| (text, 0));
+        }
+        Command::Options => return Ok((format_help(&global_flags_help()), 0)),
     };
     check_output(command, &cli.output)?;
-    if let Some(answer) = run_local_command(cli, command, &exit_record) {
+    if let FleetCommand::Wait(args) = command {
+        // A wrong condition is one with any server, and with none.
+        args.goal()?;
+    }
+    if let Some(answer) = run_local_command(cli, command, &exit_record, &line.target_flags) {
         report_context_override(cli, flags);
         return answer.map(|text| (text, exit_record.highest()));
     }
     let client = open_backend(cli, flags).await?;
-    let (output, format) = (cli.output.clone(), cli.output.format());
-    let context = CommandContext { client, output, format, order_flags, exit_record };
+    let context = CommandContext {
+        client,
+        output: cli.output.clone(),
+        format: cli.output.format(),
+        order_flags: line.order_flags.clone(),
+        exit_record,
+        order_targets: OrderTargets::default(),
+        target_flags: line.target_flags.clone(),
+        arguments: line.arguments.clone(),
+    };
     let answer = run_with_context(cli, command, &context).await;
     context.client.close().await;
     answer.map(|text| (text, context.exit_record.highest()))
@@ -142,9 +207,18 @@ async fn run_with_context(
     command: &FleetCommand,
     context: &CommandContext,
 ) -> Result<String, CliError> {
-    if let FleetCommand::Watch(filters) = command {
-        // The watch has printed its output already.
-        return watch_machines(&context.client, filters, &cli.output).await.map(|()| String::new());
+    // A watch has printed its output already.
+    if let FleetCommand::Watch(args) = command {
+        let request = WatchRequest::of_watch(args, &cli.output, &context.target_flags);
+        return watch_machines(&context.client, &request).await.map(|()| String::new());
+    }
+    if let FleetCommand::Get(get) = command
+        && get.watch
+    {
+        return watch_list(context, get).await.map(|()| String::new());
+    }
+    if let FleetCommand::Wait(args) = command {
+        return run_wait_command(context, args).await;
     }
     if let FleetCommand::Logs(args) = command
         && args.follow
@@ -157,7 +231,52 @@ async fn run_with_context(
         return run_interactive(&context.client, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
-    if prints_objects(command) { Ok(answer) } else { cli.output.convert(answer) }
+    let answer = if prints_messages(command) && context.format == Format::Table {
+        context.target_flags.qualify(&answer)
+    } else {
+        answer
+    };
+    let answer = if prints_objects(command) { answer } else { cli.output.convert(answer)? };
+    let Some(wait) = OrderWait::of_command(command) else { return Ok(answer) };
+    print_text(&lay_out(cli, answer))?;
+    match follow_orders(context, &wait).await {
+        // An order on several machines may have failed worse. So this is no error that the process exits with.
+        Err(error) if error.exit_code().number() < context.exit_record.highest() => {
+            report_error(&error, &cli.output, &context.target_flags);
+            Ok(String::new())
+        }
+        result => result.map(|()| String::new()),
+    }
+}
+
+/// Runs `get KIND --watch`.
+async fn watch_list(context: &CommandContext, get: &GetCommand) -> Result<(), CliError> {
+    let (client, output, target_flags) = (&context.client, &context.output, &context.target_flags);
+    if get.kind != ObjectKind::Machine {
+        return watch_objects(client, get, output, target_flags).await;
+    }
+    let headers = !get.args.no_headers;
+    let list = &get.selection.machines;
+    let request = WatchRequest::of_list(&get.args.names, list, headers, output, target_flags);
+    watch_machines(client, &request).await
+}
+
+/// Whether the text of the command has messages that name commands to run. The others show what people and machines
+/// wrote, as it is.
+fn prints_messages(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Get(get) => get.kind == ObjectKind::Issue,
+        FleetCommand::Describe(describe) => {
+            matches!(describe.kind, ObjectKind::Issue | ObjectKind::Cluster)
+        }
+        FleetCommand::Timeline(_)
+        | FleetCommand::Logs(_)
+        | FleetCommand::Plan(_)
+        | FleetCommand::Watch(_)
+        | FleetCommand::Top(_)
+        | FleetCommand::Debug(_) => false,
+        _ => true,
+    }
 }
 
 /// Whether the command prints objects of a kind, in each output.
@@ -167,6 +286,7 @@ fn prints_objects(command: &FleetCommand) -> bool {
         FleetCommand::Get(_)
             | FleetCommand::Describe(_)
             | FleetCommand::Issues(_)
+            | FleetCommand::Audit(_)
             | FleetCommand::Cluster(ClusterCommand::Get(_) | ClusterCommand::Describe(_))
     )
 }
@@ -174,10 +294,13 @@ fn prints_objects(command: &FleetCommand) -> bool {
 /// Rejects names as output of a command that prints none, before it does anything.
 fn check_output(command: &FleetCommand, output: &Output) -> Result<(), CliError> {
     let has_names = prints_objects(command)
-        || matches!(command, FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_));
+        || matches!(
+            command,
+            FleetCommand::Why(_) | FleetCommand::Timeline(_) | FleetCommand::Watch(_) | FleetCommand::Wait(_)
+        );
     if *output == Output::Name && !has_names {
         return Err(CliError::Invalid(
-            "-o name is for commands that print objects: get, describe, issues, why, timeline and watch"
+            "-o name is for commands that print objects: get, describe, issues, why, timeline, watch and wait"
                 .to_owned(),
         ));
     }
@@ -199,9 +322,10 @@ fn run_contexts_command(
     args: &ContextsArgs,
     output: &Output,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Result<(String, u8), CliError> {
     let text = match &args.command {
-        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record)?,
+        None => print_objects(list_contexts()?, &GetArgs::default(), output, exit_record, target_flags)?,
         Some(command) => change_contexts(command, output)?,
     };
     Ok((text, exit_record.highest()))
@@ -229,9 +353,7 @@ async fn run_version_command(
             }
         }
     }
-    let exit =
-        if report.is_complete() { exit_code::ExitCode::Done } else { exit_code::ExitCode::Unreachable };
-    Ok((report.render(&cli.output)?, exit.number()))
+    Ok((report.render(&cli.output)?, report.exit_code().number()))
 }
 
 /// Runs a command about contexts: it needs no server and no database. `None` for another command.
@@ -239,12 +361,13 @@ fn run_local_command(
     cli: &Cli,
     command: &FleetCommand,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Option<Result<String, CliError>> {
     match command {
         FleetCommand::Get(get) if get.kind == ObjectKind::Context => {
             Some(list_contexts().and_then(|mut list| {
                 arrange_list(&mut list, &get.args)?;
-                print_objects(list, &get.args, &cli.output, exit_record)
+                print_objects(list, &get.args, &cli.output, exit_record, target_flags)
             }))
         }
         FleetCommand::Describe(describe) if describe.kind == ObjectKind::Context => {
@@ -272,8 +395,9 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
         },
         has_current_context: contexts.current.is_some(),
     };
+    let name = cli.context.as_deref().or(contexts.current.as_deref()).unwrap_or_default();
     match (choose_backend(args)?, contexts.find(cli.context.as_deref())) {
-        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(context).await,
+        (BackendKind::Api, Ok(Some(context))) => FleetClient::connect(name, context).await,
         (BackendKind::Api, Err(error)) => Err(error),
         _ => FleetClient::in_process(connect_bmdb(cli).await?, &current_user()).await,
     }
@@ -329,15 +453,25 @@ fn unavailable_command(error: &clap::Error, given: &[OsString]) -> Option<String
 
 /// Prints help, version or a usage error, and returns the exit code. Help and version are regular output, as is the
 /// help for a missing command. Anything else is an error of the caller, in one sentence.
-fn print_usage(error: &clap::Error, given: &[OsString]) -> u8 {
-    let hint = unavailable_command(error, given).or_else(|| suggest_label_selector(error, given));
-    if let Some(sentence) = hint {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    } else if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        print_stderr(&format!("shepherdctl: {}", format_usage_error(error, &grammar(), given)));
+fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFlags) -> u8 {
+    let is_mistake =
+        error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    // A corrected command has the flags of the given one, and help is the same for every fleet.
+    let sentence = unavailable_command(error, given)
+        .map(|sentence| target_flags.qualify(&sentence))
+        .or_else(|| suggest_label_selector(error, given))
+        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
+    if let Some(sentence) = sentence {
+        let output = Output::requested_by(given);
+        report_error(&CliError::Invalid(sentence), &output, &TargetFlags::default());
     } else {
-        // Ignored: the reader has closed standard output.
-        let _ = error.print();
+        let help = format_help(&error.render().to_string());
+        if error.use_stderr() {
+            print_stderr(help.trim_end());
+        } else {
+            // Ignored: the reader has closed standard output.
+            let _ = print_text(&help);
+        }
     }
     u8::try_from(error.exit_code()).unwrap_or(2)
 }

@@ -96,11 +96,9 @@ const SUGGESTIONS: &[Suggestion] = &[
         "change a cluster's size",
         "shepherdctl cluster scale NAME --workers 3 --reason TEXT",
     ),
-    suggestion(&["annotate"], "set a label", "shepherdctl label M --set KEY=VALUE"),
+    suggestion(&["annotate"], "set a label", "shepherdctl label M KEY=VALUE"),
     suggestion(&["exec"], "read a machine's logs", "shepherdctl logs M"),
     suggestion(&["events"], "show what happened to a machine", "shepherdctl timeline M"),
-    suggestion(&["explain"], "explain the state of a machine", "shepherdctl why M"),
-    suggestion(&["wait"], "print machines as they change", "shepherdctl watch"),
     suggestion(&["cluster-info"], "show the fleet on one page", "shepherdctl top --once"),
     // Verbs of systemctl.
     suggestion(&["restart"], "reboot a machine", "shepherdctl reboot M --reason TEXT"),

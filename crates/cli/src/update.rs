@@ -15,8 +15,9 @@ use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::outcome::decode_outcome;
-use crate::order::reason::require_audit_reason;
+use crate::order::reason::{reason_or_placeholder, require_audit_reason};
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, order_target};
@@ -82,6 +83,9 @@ pub struct UpdateArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 /// Subcommands of `update`, about roll-outs that were ordered.
@@ -92,7 +96,7 @@ pub enum UpdateCommand {
     Pause(ChangeUpdate),
     /// Continue with the machines that have no order yet
     #[command(after_help = UPDATE_RESUME_EXAMPLES)]
-    Resume(ChangeUpdate),
+    Resume(ResumeUpdate),
     /// End an update where it is
     #[command(after_help = UPDATE_ABORT_EXAMPLES)]
     Abort(ChangeUpdate),
@@ -109,13 +113,33 @@ pub struct ChangeUpdate {
     pub reason: String,
 }
 
+/// Arguments of `update resume`: the update, and the reason.
+#[derive(Debug, Args)]
+pub struct ResumeUpdate {
+    /// Id of the update, as `get updates` lists it
+    #[arg(value_name = "UPDATE")]
+    pub id: String,
+    /// Why, for the audit
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
 /// Runs an `update` command and returns its output.
 pub async fn run_update_command(context: &CommandContext, args: &UpdateArgs) -> Result<String, CliError> {
     match &args.command {
         None => create_update(context, args).await,
-        Some(UpdateCommand::Pause(of)) => change_update(context, of, RollOutChange::Pause).await,
-        Some(UpdateCommand::Resume(of)) => change_update(context, of, RollOutChange::Resume).await,
-        Some(UpdateCommand::Abort(of)) => change_update(context, of, RollOutChange::Abort).await,
+        Some(UpdateCommand::Pause(of)) => {
+            let reason = require_audit_reason(&of.reason)?;
+            change_update(context, (&of.id, reason), RollOutChange::Pause).await
+        }
+        Some(UpdateCommand::Resume(of)) => {
+            let reason = reason_or_placeholder(of.reason.as_deref());
+            change_update(context, (&of.id, reason), RollOutChange::Resume).await
+        }
+        Some(UpdateCommand::Abort(of)) => {
+            let reason = require_audit_reason(&of.reason)?;
+            change_update(context, (&of.id, reason), RollOutChange::Abort).await
+        }
     }
 }
 
@@ -296,12 +320,11 @@ async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<St
 
 async fn change_update(
     context: &CommandContext,
-    args: &ChangeUpdate,
+    (id, reason): (&str, &str),
     change: RollOutChange,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
-        let request = v1::ChangeUpdateRequest { id: args.id.clone(), order: Some(order) };
+        let request = v1::ChangeUpdateRequest { id: id.to_owned(), order: Some(order) };
         let mut updates = UpdatesClient::new(service);
         match change {
             RollOutChange::Pause => updates.pause(request).await,
@@ -309,6 +332,6 @@ async fn change_update(
             RollOutChange::Abort => updates.abort(request).await,
         }
     };
-    let done = send_order(context, &args.reason, give).await?;
-    format_outcome(context, &args.id, &decode_outcome(done))
+    let done = send_order(context, reason, give).await?;
+    format_outcome(context, id, &decode_outcome(done))
 }

@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use clap::Args;
 use serde::Serialize;
 
-use crate::client::fleet_client::FleetClient;
+use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::{Format, Output, format_json};
 use proto::fleet::v1;
 use proto::fleet::v1::about_client::AboutClient;
@@ -49,6 +50,9 @@ pub struct ServerVersion {
     /// Why it did not answer; `None` if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The exit code of that error.
+    #[serde(skip)]
+    pub exit: ExitCode,
 }
 
 impl VersionReport {
@@ -58,10 +62,10 @@ impl VersionReport {
         Self { client_version: env!("CARGO_PKG_VERSION"), servers: Vec::new() }
     }
 
-    /// Whether each server has answered.
+    /// The exit code of the command: the highest one of the servers.
     #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.servers.iter().all(|server| server.error.is_none())
+    pub fn exit_code(&self) -> ExitCode {
+        self.servers.iter().map(|server| server.exit).max().unwrap_or_default()
     }
 
     /// Calls each server of the context once.
@@ -83,13 +87,18 @@ impl VersionReport {
                     version: Some(about.version),
                     schema_version: Some(about.schema_version),
                     error: None,
+                    exit: ExitCode::Done,
                 },
-                Err(status) => ServerVersion {
-                    server,
-                    version: None,
-                    schema_version: None,
-                    error: Some(status.message().to_owned()),
-                },
+                Err(status) => {
+                    let error = status_to_error(status);
+                    ServerVersion {
+                        server,
+                        version: None,
+                        schema_version: None,
+                        exit: error.exit_code(),
+                        error: Some(error.to_string()),
+                    }
+                }
             });
         }
     }
@@ -125,21 +134,26 @@ mod tests {
 
     #[test]
     fn report_has_a_line_for_each_program() {
-        let server = |name: &str, version: Option<&str>, error: Option<&str>| ServerVersion {
+        let server = |name: &str, version: Option<&str>, error: Option<(&str, ExitCode)>| ServerVersion {
             server: name.to_owned(),
             version: version.map(str::to_owned),
             schema_version: version.map(|_| 42),
-            error: error.map(str::to_owned),
+            error: error.map(|(text, _)| text.to_owned()),
+            exit: error.map(|(_, exit)| exit).unwrap_or_default(),
         };
         let report = VersionReport {
             client_version: "1.2",
-            servers: vec![server("a:1", Some("1.1"), None), server("b:1", None, Some("refused"))],
+            servers: vec![
+                server("a:1", Some("1.1"), None),
+                server("b:1", None, Some(("refused", ExitCode::Unreachable))),
+            ],
         };
         let text = "shepherdctl 1.2\nshepherd 1.1 at a:1, schema 42\nno version of b:1: refused\n";
         assert_eq!(report.render(&Output::Table).unwrap(), text);
         let template =
             Output::parse("jsonpath={.clientVersion} {.servers[*].version} {.servers[1].error}").unwrap();
         assert_eq!(report.render(&template).unwrap(), "1.2 1.1 refused");
-        assert!(!report.is_complete() && VersionReport::of_client().is_complete());
+        assert_eq!(report.exit_code(), ExitCode::Unreachable);
+        assert_eq!(VersionReport::of_client().exit_code(), ExitCode::Done);
     }
 }

@@ -23,7 +23,8 @@
 //!   [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
-//! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][].
+//! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][], [`recent_step`][] (what
+//!   was done lately).
 //! * Disruption: [`disruption`][] (the check), [`budget`][] (budgets as shown), [`power_order`][],
 //!   [`power_control`][], [`retirement`][].
 //! * The fleet: [`policy`][], [`policy_flags`][], [`plan`][] (forecast), [`why`][] (explanation), [`issues`][],
@@ -37,7 +38,7 @@
 //! * Programs: [`program_mark`][] (by which a role server is recognized), and of others [`program_versions`][] (versions
 //!   with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
-//!   [`log_request`][].
+//!   [`order_rules`][] (which orders nothing undoes), [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`natural_order`][] (of names with numbers),
 //!   [`text_layout`][], [`text_file`][] (files that people write), [`pem_blocks`][] (certificates and keys in them),
 //!   [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
@@ -101,6 +102,7 @@ pub mod needs_human;
 pub mod node_role;
 pub mod open_files;
 pub mod order_limits;
+pub mod order_rules;
 pub mod pause;
 pub mod pem_blocks;
 pub mod phase;
@@ -115,6 +117,7 @@ pub mod process;
 pub mod program_mark;
 pub mod program_versions;
 pub mod provider_status;
+pub mod recent_step;
 pub mod recovery;
 pub mod remote_step;
 pub mod retirement;

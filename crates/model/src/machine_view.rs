@@ -14,6 +14,7 @@ use crate::host_finding::HostFinding;
 use crate::host_key::PinnedHostKey;
 use crate::pause::Pause;
 use crate::policy::Policy;
+use crate::recent_step::RecentStep;
 use crate::schedule_mismatch::StoredDecision;
 use crate::time::Timestamp;
 use crate::unknown_fence::UnknownFence;
@@ -172,6 +173,8 @@ pub struct MachineView {
     pub placement: Option<String>,
     /// What its agent finds wrong with how it runs.
     pub findings: Vec<HostFinding>,
+    /// What was done to it lately, newest first.
+    pub recent_steps: Vec<RecentStep>,
 }
 
 impl MachineView {

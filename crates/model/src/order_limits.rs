@@ -1,8 +1,9 @@
 //! Limits of bulk orders: machines per order and per hour.
 //!
 //! An order with a selector must give the number of machines that it expects, because selectors are easily wrong and fleets
-//! change between a look and an order. Two limits apply: machines per order, and machines of such orders within an
-//! hour, of all operators together. An admin may exceed both, or order about all machines at once, with a flag in the
+//! change between a look and an order. An order that names its machines gives it only if nothing undoes the order. Two
+//! limits apply: machines per order, and machines of such orders within an hour, of all operators together. An admin may
+//! exceed both, or order about all machines at once, with a flag in the
 //! order. The audit log records that.
 
 use serde::{Deserialize, Serialize};
@@ -26,11 +27,16 @@ impl Default for OrderLimits {
 /// Most machines per order, even for an admin.
 pub const MAX_MACHINES: usize = 10_000;
 
-/// An order for the machines that match a selector.
+/// An order for the machines that match a selector, or that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent properties of one order")]
 pub struct BulkOrder {
     /// How many machines match now; [`MAX_MACHINES`] plus one stands for any larger number.
     pub matched: usize,
+    /// Whether the order names its machines, in place of a selector.
+    pub is_named: bool,
+    /// Whether it must give the number of its machines.
+    pub must_be_counted: bool,
     /// How many machines the operator expects, if given.
     pub expected: Option<usize>,
     /// Whether the selector matches every machine, because it has no terms.
@@ -55,13 +61,11 @@ pub struct OrderLimitRejection {
 /// Whether such an order may be carried out. The error is why not.
 pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimitRejection> {
     let refuse = |reason, text| Err(OrderLimitRejection { reason, message: text });
-    let found = format_machine_count(order.matched);
+    let found = describe_machines(order);
     if order.matched > MAX_MACHINES {
         return refuse(
             "TOO_MANY",
-            format!(
-                "the selector matches {found}, and no order is about more than {MAX_MACHINES}; narrow it"
-            ),
+            format!("{found}, and no order is about more than {MAX_MACHINES}; narrow it"),
         );
     }
     if order.overrides_limits && !order.is_admin {
@@ -74,20 +78,27 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
         check_limits(order, limits)?;
     }
     match order.expected {
-        None => refuse(
-            "NOT_COUNTED",
-            format!(
-                "the selector matches {found}; give the number that you expect, so that no wrong selector is obeyed"
-            ),
-        ),
+        None if !order.must_be_counted => Ok(()),
+        None => {
+            let purpose = if order.is_named {
+                "because nothing undoes it"
+            } else {
+                "so that no wrong selector is obeyed"
+            };
+            refuse("NOT_COUNTED", format!("{found}; give the number that you expect, {purpose}"))
+        }
         Some(expected) if expected != order.matched => refuse(
             "OTHER_COUNT",
-            format!(
-                "the selector matches {found}, and {expected} were expected; look again. Nothing was changed"
-            ),
+            format!("{found}, and {expected} were expected; look again. Nothing was changed"),
         ),
         Some(_) => Ok(()),
     }
+}
+
+/// The machines of an order, as the beginning of a sentence.
+fn describe_machines(order: &BulkOrder) -> String {
+    let found = format_machine_count(order.matched);
+    if order.is_named { format!("the order names {found}") } else { format!("the selector matches {found}") }
 }
 
 /// Whether such an order requests to exceed the limits and really does.
@@ -97,7 +108,7 @@ pub fn exceeds_limits(order: &BulkOrder, limits: OrderLimits) -> bool {
 }
 
 fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimitRejection> {
-    let found = format_machine_count(order.matched);
+    let found = describe_machines(order);
     let refuse = |reason, text| Err(OrderLimitRejection { reason, message: text });
     if order.matches_all {
         return refuse(
@@ -112,8 +123,8 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY",
             format!(
-                "the selector matches {found}, and the policy's order_limits permit {most} in one order; narrow it, or \
-                 let an admin order it with override_limits"
+                "{found}, and the policy's order_limits permit {most} in one order; narrow it, or let an admin order it \
+                 with override_limits"
             ),
         );
     }
@@ -122,8 +133,8 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "TOO_MANY_IN_AN_HOUR",
             format!(
-                "the selector matches {found}; orders of the last hour were about {}, and the policy's order_limits \
-                 permit {per_hour} within an hour; wait, or let an admin order it with override_limits",
+                "{found}; orders of the last hour were about {}, and the policy's order_limits permit {per_hour} within \
+                 an hour; wait, or let an admin order it with override_limits",
                 order.ordered_last_hour
             ),
         );
@@ -150,6 +161,8 @@ mod tests {
     fn bulk_order_is_counted_bounded_and_overridable_by_admins() {
         let order = BulkOrder {
             matched: 50,
+            is_named: false,
+            must_be_counted: true,
             expected: Some(50),
             matches_all: false,
             overrides_limits: false,
@@ -161,6 +174,17 @@ mod tests {
             (order, None),
             (BulkOrder { matched: 0, expected: Some(0), ..order }, None),
             (BulkOrder { expected: None, ..order }, Some("NOT_COUNTED")),
+            // Names need no number, unless nothing undoes the order. The limits are the same.
+            (BulkOrder { expected: None, is_named: true, must_be_counted: false, ..order }, None),
+            (BulkOrder { expected: None, is_named: true, ..order }, Some("NOT_COUNTED")),
+            (
+                BulkOrder { matched: 51, expected: None, is_named: true, must_be_counted: false, ..order },
+                Some("TOO_MANY"),
+            ),
+            (
+                BulkOrder { expected: Some(49), is_named: true, must_be_counted: false, ..order },
+                Some("OTHER_COUNT"),
+            ),
             (BulkOrder { expected: Some(49), ..order }, Some("OTHER_COUNT")),
             (BulkOrder { expected: Some(51), ..order }, Some("OTHER_COUNT")),
             (BulkOrder { matched: 51, expected: Some(51), ordered_last_hour: 0, ..order }, Some("TOO_MANY")),
@@ -196,6 +220,30 @@ mod tests {
         let none = OrderLimits { machines: 0, machines_per_hour: 0 };
         let one = BulkOrder { matched: 1, expected: Some(1), ordered_last_hour: 0, ..order };
         assert_eq!(check_order_limits(&one, none).err().map(|refusal| refusal.reason), Some("TOO_MANY"));
+    }
+
+    #[test]
+    fn rejection_says_whether_a_selector_or_names_chose_the_machines() {
+        let order = BulkOrder {
+            matched: 2,
+            is_named: true,
+            must_be_counted: true,
+            expected: None,
+            matches_all: false,
+            overrides_limits: false,
+            is_admin: false,
+            ordered_last_hour: 0,
+        };
+        for (order, expected) in [
+            (order, "the order names 2 machines; give the number that you expect, because nothing undoes it"),
+            (
+                BulkOrder { is_named: false, ..order },
+                "the selector matches 2 machines; give the number that you expect, so that no wrong selector is obeyed",
+            ),
+        ] {
+            let refusal = check_order_limits(&order, OrderLimits::default()).err();
+            assert_eq!(refusal.map(|refusal| refusal.message).as_deref(), Some(expected));
+        }
     }
 
     #[test]

@@ -29,19 +29,26 @@ pub struct RoutineFold {
 }
 
 impl RoutineFold {
-    /// The fold as a phrase: `Update ×24, last 06:33, nothing new`. The time is in UTC, and has its date if it is on
-    /// another day than the earliest line.
+    /// The fold as a phrase: `Update ×24, last 06:33, nothing new`. The time has its date if it is on another day than the
+    /// earliest line. `format_time` formats a time in the zone of the reader, in the form of
+    /// [`absolute_time`][crate::humanize::absolute_time].
     #[must_use]
-    pub fn describe(&self, process: &str) -> String {
-        let same_day = self.first_at.date_naive() == self.last_at.date_naive();
-        let last = self.last_at.format(if same_day { "%H:%M" } else { "%Y-%m-%d %H:%M" });
-        format!("{process} ×{}, last {last}, nothing new", self.work_items)
+    pub fn describe(&self, process: &str, format_time: impl Fn(Timestamp) -> String) -> String {
+        let (first, last) = (format_time(self.first_at), format_time(self.last_at));
+        let (date, clock) = last.split_once('T').unwrap_or(("", last.as_str()));
+        let minute = clock.get(..5).unwrap_or(clock);
+        let end = if first.starts_with(date) { minute.to_owned() } else { format!("{date} {minute}") };
+        format!("{process} ×{}, last {end}, nothing new", self.work_items)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::humanize::absolute_time;
+    use crate::time::after;
 
     #[test]
     fn fold_is_described_by_its_number_and_its_end() {
@@ -55,7 +62,16 @@ mod tests {
         ] {
             let (first_at, last_at) = (first.parse().unwrap(), last.parse().unwrap());
             let fold = RoutineFold { first_at, last_at, work_items: 24, lines: 48 };
-            assert_eq!(fold.describe(ROUTINE_PROCESS.as_str()), expected);
+            assert_eq!(fold.describe(ROUTINE_PROCESS.as_str(), absolute_time), expected);
         }
+    }
+
+    #[test]
+    fn fold_ends_at_the_time_of_the_reader() {
+        let (first_at, last_at) =
+            ("2026-03-01T22:48:00Z".parse().unwrap(), "2026-03-02T06:33:00Z".parse().unwrap());
+        let fold = RoutineFold { first_at, last_at, work_items: 24, lines: 48 };
+        let later = |at| absolute_time(after(at, Duration::from_hours(2)));
+        assert_eq!(fold.describe("Update", later), "Update ×24, last 08:33, nothing new");
     }
 }

@@ -1,7 +1,8 @@
-//! Text layout: labelled lines and word wrap.
+//! Text layout: labelled lines, word wrap, and a text that fits a terminal.
 //!
 //! The width is a parameter, because the caller knows whether the output is a terminal. It is in columns of a terminal,
-//! of which a character may take two or none.
+//! of which a character may take two or none. No word is ever split: a terminal does that with a line that is too wide,
+//! and a line is too wide only if one of its words is.
 
 use unicode_width::UnicodeWidthStr as _;
 
@@ -29,21 +30,133 @@ pub fn wrap_text(text: &str, width: Option<usize>) -> Vec<String> {
     let Some(width) = width.filter(|width| *width >= 20) else {
         return text.lines().map(str::to_owned).collect();
     };
+    text.lines().flat_map(|paragraph| wrap_paragraph(paragraph, width)).collect()
+}
+
+/// Wraps one paragraph at spaces. A line is wider than `width` only if it is one word.
+fn wrap_paragraph(paragraph: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
-    for paragraph in text.lines() {
-        let mut line = String::new();
-        for word in paragraph.split(' ') {
-            if !line.is_empty() && line.width() + 1 + word.width() > width {
-                lines.push(std::mem::take(&mut line));
-            }
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
+    let mut line = String::new();
+    for word in paragraph.split(' ') {
+        if !line.is_empty() && line.width() + 1 + word.width() > width {
+            lines.push(std::mem::take(&mut line));
         }
-        lines.push(line);
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
     }
+    lines.push(line);
     lines
+}
+
+/// Joins lines that belong to one paragraph: one that begins without a space continues the line before it, unless that is
+/// indented, empty, or ends with a colon.
+#[must_use]
+pub fn join_paragraphs(text: &str) -> String {
+    let mut joined = String::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        let is_prose = !line.is_empty() && !line.starts_with(' ');
+        if !joined.is_empty() {
+            joined.push(if is_open && is_prose { ' ' } else { '\n' });
+        }
+        joined.push_str(line);
+        is_open = is_prose && !line.ends_with(':');
+    }
+    joined.push('\n');
+    joined
+}
+
+/// The text in lines of at most `width` columns. A line that is wider is wrapped at spaces, and what follows is indented
+/// as its text is. A command in a line of its own is continued by backslashes, so that it can be pasted.
+#[must_use]
+pub fn fit_text(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return text.to_owned() };
+    let mut fitted = String::new();
+    for line in text.split_inclusive('\n') {
+        let content = line.strip_suffix('\n').unwrap_or(line);
+        if content.width() <= width {
+            fitted.push_str(content);
+        } else {
+            fitted.push_str(&fit_line(content, width).join("\n"));
+        }
+        fitted.push_str(&line[content.len()..]);
+    }
+    fitted
+}
+
+/// A line in lines of at most `width` columns.
+fn fit_line(line: &str, width: usize) -> Vec<String> {
+    let body = line.trim_start_matches(' ');
+    let indent = line.len() - body.len();
+    if let Some((label, value)) = body.split_once("  ").filter(|(_, value)| !value.trim().is_empty()) {
+        let value = value.trim();
+        let column = line.width() - value.width() - (line.width() - line.trim_end().width());
+        if column <= width / 2 {
+            return hang(&line[..line.trim_end().len() - value.len()], value, column, width);
+        }
+        let mut lines = fit_line(&line[..indent + label.len()], width);
+        let margin = " ".repeat(indent + 4);
+        lines.extend(hang(&margin, value, indent + 4, width));
+        return lines;
+    }
+    if COMMANDS.iter().any(|command| body.starts_with(command)) {
+        return wrap_command(body, indent, width);
+    }
+    let marker = if body.starts_with("* ") || body.starts_with("- ") { 2 } else { 0 };
+    hang(&line[..indent + marker], &body[marker..], indent + marker, width)
+}
+
+/// How a line begins that is a command.
+const COMMANDS: [&str; 2] = ["shepherdctl ", "export "];
+
+/// Wraps a text behind what begins its first line; the others are indented by `margin`.
+fn hang(first: &str, text: &str, margin: usize, width: usize) -> Vec<String> {
+    let wrapped = wrap_paragraph(text, width.saturating_sub(margin)).into_iter().enumerate();
+    let line = |(number, line): (usize, String)| {
+        if number == 0 { format!("{first}{line}") } else { format!("{:margin$}{line}", "") }
+    };
+    wrapped.map(line).collect()
+}
+
+/// Wraps a command of a shell between its words.
+fn wrap_command(command: &str, indent: usize, width: usize) -> Vec<String> {
+    let (mut lines, mut line, mut has_word) = (Vec::new(), " ".repeat(indent), false);
+    for word in split_command(command) {
+        // The space and the backslash behind it take two columns.
+        if has_word && line.width() + 1 + word.width() + 2 > width {
+            line.push_str(" \\");
+            lines.push(std::mem::replace(&mut line, " ".repeat(indent + 4)));
+            has_word = false;
+        }
+        if has_word {
+            line.push(' ');
+        }
+        line.push_str(word);
+        has_word = true;
+    }
+    lines.push(line);
+    lines
+}
+
+/// The words of a command, as they are typed: quotes stay, and a space between them separates nothing.
+fn split_command(command: &str) -> Vec<&str> {
+    let (mut words, mut start, mut quote) = (Vec::new(), 0, None);
+    for (place, c) in command.char_indices() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, ' ') => {
+                words.push(&command[start..place]);
+                start = place + 1;
+            }
+            _ => {}
+        }
+    }
+    words.push(&command[start..]);
+    words.retain(|word| !word.is_empty());
+    words
 }
 
 #[cfg(test)]
@@ -66,5 +179,36 @@ mod tests {
             [("東京".to_owned(), "東京 東京 東京 東京 東京".to_owned()), ("a".to_owned(), "x".into())];
         let expected = "東京  東京 東京 東京 東京\n      東京\na     x\n";
         assert_eq!(format_labelled(0, &lines, Some(26)), expected);
+    }
+
+    #[test]
+    fn text_fits_the_width_without_splitting_a_word() {
+        for (text, width, expected) in [
+            ("short\n", 20, "short\n"),
+            ("one two three four\n", 9, "one two\nthree\nfour\n"),
+            ("  one two three\n", 11, "  one two\n  three\n"),
+            ("* one two three", 9, "* one two\n  three"),
+            ("internationalization is long\n", 10, "internationalization\nis long\n"),
+            // A description stays beside its label if it has half of the width.
+            ("  -o  the output of it\n", 16, "  -o  the output\n      of it\n"),
+            ("  --a_long_flag  the output\n", 16, "  --a_long_flag\n      the output\n"),
+            ("東京 東京 東京\n", 9, "東京 東京\n東京\n"),
+            ("שלום עולם טוב\n", 9, "שלום עולם\nטוב\n"),
+            ("👩 👩 👩 👩\n", 8, "👩 👩 👩\n👩\n"),
+            (
+                "  shepherdctl hold sim-1 --reason 'a new disk'\n",
+                30,
+                "  shepherdctl hold sim-1 \\\n      --reason 'a new disk'\n",
+            ),
+        ] {
+            assert_eq!(fit_text(text, Some(width)), expected, "{text} {width}");
+            assert_eq!(fit_text(text, None), text);
+        }
+    }
+
+    #[test]
+    fn paragraphs_are_joined_and_other_lines_are_not() {
+        let text = "one\ntwo\n\nExamples:\n  a\n  b\nthree\nfour\n";
+        assert_eq!(join_paragraphs(text), "one two\n\nExamples:\n  a\n  b\nthree four\n");
     }
 }

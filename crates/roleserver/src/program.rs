@@ -33,11 +33,16 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// `roleserver status` shows the shepherd of this machine and the result of the last heartbeat.
 #[derive(Parser)]
-#[command(name = "roleserver", version, max_term_width = 100)]
+#[command(name = "roleserver", version, max_term_width = 100, after_help = EXAMPLES)]
 struct RoleserverFlags {
     #[command(subcommand)]
     verb: Verb,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  roleserver status      which shepherd this machine has, and how its last heartbeat ended
+  roleserver hardware    what the next report says of this machine";
 
 #[derive(Subcommand)]
 enum Verb {

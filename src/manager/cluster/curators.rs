@@ -97,8 +97,8 @@ pub enum CuratorCallError {
     },
     /// The stored statement of the cluster's authority is not one; the text names the fault.
     #[error(
-        "the cluster's statement in the BMDB is damaged, so that no curator is followed: {0}; see \"Which curators are \
-         followed\" in docs/nodes.md"
+        "the cluster's statement in the BMDB is damaged, so that no curator is followed: {0}; run: shepherdctl explain \
+         statement"
     )]
     DamagedStatement(String),
     /// The BMDB reported an error.
@@ -119,7 +119,7 @@ pub enum CuratorCallError {
     /// The curators accept none of the shepherd's keys.
     #[error(
         "claiming a certificate of the cluster: its curators refuse every key that the shepherd has for it ({tried} were \
-         tried); see docs/issues/cluster-key-refused.md"
+         tried); run: shepherdctl explain cluster-key-refused"
     )]
     AllKeysRejected {
         /// Number of keys that were tried.

@@ -28,6 +28,7 @@ use crate::model::ids::IntentId;
 use crate::model::needs_human::Obstacle;
 use crate::model::policy::{DisruptionKind, Rung};
 use crate::model::process::Process;
+use crate::model::recent_step::{STEP_DONE, STEP_FAILED};
 use crate::model::recovery::{
     AvailableSteps, RecoveryPlan, after_reenroll, block_on_unknown_fence, plan_recovery,
 };
@@ -232,8 +233,8 @@ impl Recoverer {
         let outcome = self.take_step(work, snapshot, means, what.step, intent).await;
         failpoint::hit(self.name(), "step-executed");
         let text = match &outcome {
-            Ok((_, text)) => format!("done: {text}"),
-            Err(error) => format!("failed: {}", error.message),
+            Ok((_, text)) => format!("{STEP_DONE}{text}"),
+            Err(error) => format!("{STEP_FAILED}{}", error.message),
         };
         // The intent's record is for people and budgets. The ladder below decides.
         if let Err(error) = work.resolve_intent(intent, &text).await {

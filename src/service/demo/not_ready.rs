@@ -4,7 +4,7 @@ use crate::bmdb::connection::Bmdb;
 use crate::model::ids::MachineId;
 use crate::model::time::Span;
 use crate::model::why::explain_machine;
-use crate::model::why::render::render_explanation;
+use crate::model::why::render::{ExplanationDetail, render_explanation};
 use crate::service::failure::ExitFailure;
 
 /// Number of machines that are explained one by one; the others are counted.
@@ -48,7 +48,7 @@ async fn explain_text(bmdb: &Bmdb, machine: MachineId) -> String {
             let mut why = explain_machine(&view);
             // The commands are useless, because the database ends with the demo.
             why.advice.clear();
-            render_explanation(&why, None).trim_end().to_owned()
+            render_explanation(&why, None, ExplanationDetail::Full).trim_end().to_owned()
         }
         Err(error) => format!("{machine}: cannot say why: {error}"),
     }

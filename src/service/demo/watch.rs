@@ -166,7 +166,7 @@ See all of it on one page; q leaves that:
 
 Give a machine back, and watch it leave:
 
-  {ctl} retire {one} --reason 'trying it'
+  {ctl} retire {one} --yes --reason 'trying it'
 {metrics}
 Ctrl-C ends the demo and {end}.
 "

@@ -25,7 +25,7 @@ pub(super) fn why(answer: &Answer) -> Value {
 fn key_and_approval(output: &str) -> anyhow::Result<(&str, &str)> {
     let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
     let key = again.rsplit(' ').next().context("the key")?;
-    let approval = output.split("shepherdctl approve ").nth(1).and_then(|rest| rest.split(' ').next());
+    let approval = output.split(" approve ").nth(1).and_then(|rest| rest.split(' ').next());
     Ok((key, approval.context("the approval")?))
 }
 

@@ -73,7 +73,7 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
     let id = well.to_string();
     let reason = "for shepherd_0199f3a2_c2VjcmV0c2VjcmV0, see postgres://kim:hunter2@db/bmdb";
     kim.ask(&["hold", &id, "--reason", reason])?;
-    kim.ask(&["label", &id, "--set", "bmc_password=hunter2", "--set", "row=7"])?;
+    kim.ask(&["label", &id, "bmc_password=hunter2", "row=7"])?;
 
     let (reported, direct) = (kim.home.path().join("reported.tar.gz"), kim.home.path().join("direct.tar.gz"));
     let output = kim.ask(&[

@@ -52,7 +52,8 @@ impl Operator<'_> {
         read_stdout(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
 
-    fn contexts(&self) -> PathBuf {
+    /// The file of the contexts.
+    pub(super) fn contexts(&self) -> PathBuf {
         self.home.path().join(".config/shepherd/contexts.toml")
     }
 
@@ -175,6 +176,19 @@ fn speaks(mut records: &[u8]) -> bool {
     false
 }
 
+/// The command, which Ctrl-C ends: a test may have been started where the signal is ignored.
+pub(super) fn interruptible(command: &Command) -> Command {
+    let mut interruptible = Command::new("env");
+    interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => interruptible.env(name, value),
+            None => interruptible.env_remove(name),
+        };
+    }
+    interruptible
+}
+
 pub(super) fn read_stdout(output: &Output) -> anyhow::Result<String> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout.clone())?)
@@ -200,20 +214,19 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
     assert!(paused.starts_with("the updater is paused for 2h00m (until "), "{paused}");
     assert!(kim.ask(&["get", "loops"])?.contains("a new list"));
-    assert!(kim.ask(&["label", &machine, "--set", "row=7"])?.contains("is labelled row=7"));
+    assert!(kim.ask(&["label", &machine, "row=7"])?.contains("is labelled row=7"));
     assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));
     let unsure = kim.command(&["quarantine", "--label", "row=7", "--reason", "a fan"]).output()?;
     let text = String::from_utf8(unsure.stderr)?;
-    assert!(unsure.status.code() == Some(2) && text.contains("give --confirm_count 1"), "{text}");
-    let wrong = kim
-        .command(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "2"])
-        .output()?;
+    assert!(unsure.status.code() == Some(2) && text.contains("give --yes_count 1"), "{text}");
+    let wrong =
+        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "2"]).output()?;
     assert!(String::from_utf8(wrong.stderr)?.contains("the selector matches 1 machine, and 2 were expected"));
-    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--confirm_count", "1"])?;
+    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "1"])?;
     assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
-    let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--confirm_count", "1"])?;
+    let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--yes_count", "1"])?;
     assert!(done.contains("is not quarantined any more"), "{done}");
-    assert!(kim.ask(&["unlabel", &machine, "--key", "row"])?.contains("has no label any more"));
+    assert!(kim.ask(&["label", &machine, "row-"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
     assert_eq!(held["changed"], true);
     for arguments in [
@@ -262,7 +275,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
-    // Pause and resume; label and unlabel; of the quarantine a dry run with the machine, a rejection, its head row and
+    // Pause and resume; two changes of labels; of the quarantine a dry run with the machine, a rejection, its head row and
     // the machine; hold, release, retry, create, revoke.
     assert_eq!(orders, 14);
     Ok(api.stop().await?)
@@ -282,14 +295,14 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("release M", 1),
             ("release M --dry_run", 1),
             ("release --provider rack --dry_run", 1),
-            ("release --provider rack --confirm_count 1", 1),
-            ("release --provider rack --confirm_count 2", 4),
-            ("release --provider rack --confirm_count 2 --dry_run", 4),
-            ("release --provider nobody --confirm_count 0", 3),
+            ("release --provider rack --yes_count 1", 1),
+            ("release --provider rack --yes_count 2", 4),
+            ("release --provider rack --yes_count 2 --dry_run", 4),
+            ("release --provider nobody --yes_count 0", 3),
             ("release M --quarantine", 0),
             ("release M --quarantine", 0),
             ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
-            ("hold --provider rack --confirm_count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --yes_count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
             ("hold --provider rack --dry_run --reason disk --until 2020-01-01T00:00:00Z", 2),
             ("hold M", 2),
             ("hold no-such --reason disk", 3),
@@ -325,6 +338,49 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             assert_eq!(output.status.code(), Some(expected), "{source:?} {line}: {output:?}");
         }
     }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn error_of_json_output_is_one_object() -> TestResult {
+    let api = Api::start("api_json_errors").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    for (line, code, status, exit) in [
+        ("why nobody", 404, "NOT_FOUND", 3),
+        ("get machine nobody", 404, "NOT_FOUND", 3),
+        ("get machine M nobody", 404, "NOT_FOUND", 3),
+        ("get machines nobody nowhere -w", 404, "NOT_FOUND", 3),
+        ("get clusters nobody nowhere -w", 404, "NOT_FOUND", 3),
+        ("wait machines nobody nowhere --for healthy", 404, "NOT_FOUND", 3),
+        ("wait updates nobody nowhere --for finished", 404, "NOT_FOUND", 3),
+        ("wait machines M --for ready", 400, "INVALID_ARGUMENT", 2),
+        ("get machines -l row=7", 400, "INVALID_ARGUMENT", 2),
+        ("update abort nothing --reason over", 400, "FAILED_PRECONDITION", 3),
+        ("contexts use nowhere", 404, "NOT_FOUND", 3),
+        ("explain nowhere", 404, "NOT_FOUND", 3),
+        ("get nodes", 400, "INVALID_ARGUMENT", 2),
+        ("hold M", 400, "INVALID_ARGUMENT", 2),
+    ] {
+        let words = line.split(' ').map(|word| if word == "M" { machine.as_str() } else { word });
+        let words: Vec<&str> = words.chain(["-o", "json"]).collect();
+        let output = kim.run_command(&words).await?;
+        let stderr = String::from_utf8(output.stderr)?;
+        let found: Value = serde_json::from_str(&stderr).with_context(|| format!("{line}: {stderr}"))?;
+        let error = &found["error"];
+        assert_eq!((&error["code"], &error["status"]), (&code.into(), &status.into()), "{line}: {found}");
+        assert!(error["message"].is_string() && error["details"].is_array(), "{line}: {found}");
+        assert_eq!(output.status.code(), Some(exit), "{line}: {found}");
+        assert_eq!(found["exitCode"], exit, "{line}");
+    }
+    // It is the error of the API.
+    let output = kim.run_command(&["why", "nobody", "-o", "json"]).await?;
+    let shown: Value = serde_json::from_slice(&output.stderr)?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
+    let answer =
+        api.call(Some(&admin.token), "Machines/Why", serde_json::json!({ "machine": "nobody" })).await?;
+    assert_eq!(shown["error"], answer.json["error"]);
     Ok(api.stop().await?)
 }
 

@@ -2,15 +2,19 @@
 //! context that they name.
 
 use std::collections::BTreeSet;
+use std::process::Stdio;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use shepherd::model::access::AccessRole;
 use shepherd::model::shell_words;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::time::timeout;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
 use crate::habits::read_lines;
 use crate::harness::aloud::TestResult;
+use crate::harness::program::PATIENCE;
 
 /// Lines that work, each with a part of what standard output has then.
 const WORKING: &[(&str, &str)] = &[
@@ -48,24 +52,26 @@ const WORKING: &[(&str, &str)] = &[
     ("describe cluster prod", "wanted"),
     ("describe provider sim", "simulated"),
     ("top", "Machines by phase"),
+    ("label sim-0007 row=7", "sim/sim-0007 is labelled row=7"),
+    ("label sim-0007 row-", "sim/sim-0007 has no label any more"),
     ("reboot sim-0007 --reason 'it hangs'", "will be rebooted"),
     ("contexts use prod", "prod is already the current context"),
     ("version", "shepherdctl "),
     ("completion bash", "complete "),
+    ("explain Ready", "reports in time"),
 ];
+
+/// Lines that work when a machine is ready. Each ends by itself.
+const WITH_READY_MACHINE: &[(&str, &str)] = &[
+    ("wait machine sim-0007 --for=phase=Ready --timeout=5m", "sim/sim-0007 is Ready"),
+    ("wait --for=healthy machine sim-0007", "sim/sim-0007 is healthy"),
+];
+
+/// The line that has no end. `line_without_an_end_prints_the_table_first` runs it.
+const WATCH: &str = "get machines -w";
 
 /// Lines that need a machine with a role server. Tests of logs run them.
 const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
-
-/// Lines that need what does not exist yet: watches of lists, `wait`, `explain`, labels as arguments.
-const NOT_YET: [&str; 6] = [
-    "get machines -w",
-    "explain Ready",
-    "label sim-0007 row=7",
-    "label sim-0007 row-",
-    "wait machine sim-0007 --for=phase=Ready --timeout=5m",
-    "wait --for=healthy machine sim-0007",
-];
 
 /// Two machines that are new and one that is Ready and has a label, a provider and a cluster.
 const FLEET: [&str; 6] = [
@@ -89,7 +95,8 @@ const FLEET: [&str; 6] = [
 #[test]
 fn each_line_that_should_work_is_tried_or_has_its_reason() -> TestResult {
     let lines = read_lines()?.into_iter().filter(|(_, works)| *works).map(|(line, _)| line);
-    let known = WORKING.iter().map(|(line, _)| *line).chain(WITH_AGENT).chain(NOT_YET).map(str::to_owned);
+    let known = WORKING.iter().chain(WITH_READY_MACHINE).map(|(line, _)| *line);
+    let known = known.chain([WATCH]).chain(WITH_AGENT).map(str::to_owned);
     assert_eq!(lines.collect::<BTreeSet<_>>(), known.collect::<BTreeSet<_>>());
     Ok(())
 }
@@ -103,13 +110,50 @@ async fn line_does_what_is_expected() -> TestResult {
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
     api.key(AccessRole::Viewer, &[], None).await?;
-    for (line, expected) in WORKING {
+    run_lines(&kim, WORKING).await?;
+    let ready = "UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id IN
+                     (SELECT machine_id FROM machine_provided WHERE provider_id = 'sim-0007')";
+    sqlx::query(ready).execute(&api.pool).await?;
+    run_lines(&kim, WITH_READY_MACHINE).await?;
+    Ok(api.stop().await?)
+}
+
+async fn run_lines(kim: &Operator<'_>, lines: &[(&str, &str)]) -> anyhow::Result<()> {
+    for (line, expected) in lines {
         let words = shell_words::split(line).with_context(|| (*line).to_owned())?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let output = kim.run_command(&words).await?;
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
-        assert_eq!(output.status.code(), Some(0), "{line}: {stderr}");
-        assert!(stdout.contains(expected), "{line}: {stdout}{stderr}");
+        ensure!(output.status.code() == Some(0), "{line}: {stderr}");
+        ensure!(stdout.contains(expected), "{line}: {stdout}{stderr}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn line_without_an_end_prints_the_table_first() -> TestResult {
+    let api = Api::start("api_habit_of_watching").await?;
+    for statement in FLEET {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
+    let words: Vec<&str> = WATCH.split(' ').collect();
+    let mut watch = tokio::process::Command::from(kim.command(&words))
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(watch.stdout.take().context("its output")?).lines();
+    let mut line = async || -> anyhow::Result<String> {
+        timeout(PATIENCE, lines.next_line()).await??.context("it ended")
+    };
+    for expected in ["NAME      PHASE", "sim-000", "sim-000", "sim-000"] {
+        let line = line().await?;
+        assert!(line.starts_with(expected), "{expected}: {line}");
+    }
+    kim.direct(&["hold", "sim-0007", "--reason", "a disk"])?;
+    let changed = line().await?;
+    assert!(changed.starts_with("sim-0007") && changed.contains("held by "), "{changed}");
+    watch.kill().await?;
     Ok(api.stop().await?)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use base64::Engine as _;
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use shepherd::bmdb::connection::error::BmdbError;
 use shepherd::bmdb::connection::read_pool::ReadPool;
 use shepherd::model::access::AccessRole;
+use shepherd::model::time::{Timestamp, before};
 use tokio_stream::StreamExt as _;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -17,6 +19,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
+use crate::api::command_line::Operator;
 use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::provided;
@@ -222,6 +225,65 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
     }
     stop.cancel();
     other.wait_until_stopped().await;
+    Ok(api.stop().await?)
+}
+
+/// Records of orders, by `kim` each minute, and one of `lee` before them.
+const AUDIT: &str = "
+    INSERT INTO audit (audit_id, at, actor, rpc, target, reason, request, dry_run, outcome, message)
+    SELECT gen_random_uuid(), clock_timestamp() - n * INTERVAL '1 minute',
+           CASE WHEN n = 20100 THEN 'lee@desk (token 7)' ELSE 'kim@desk' END,
+           CASE WHEN n % 2 = 0 THEN 'shepherd.fleet.v1.Machines/Hold' ELSE 'shepherd.fleet.v1.Loops/Pause' END,
+           'm', 'r' || n, decode('00', 'hex'), FALSE, 'changed', ''
+    FROM generate_series(10, 20100) n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_is_filtered_by_actor_rpc_and_time() -> TestResult {
+    let api = Api::start("api_audit_filters").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let admin = api.key(AccessRole::Admin, &[], None).await?;
+    sqlx::query(AUDIT).execute(&api.pool).await?;
+    let list = async |body: Value| -> anyhow::Result<(Vec<String>, String)> {
+        let page = api.call(Some(&admin.token), "Audit/List", body).await?.ok()?;
+        let records = page["records"].as_array().context("records")?;
+        let reasons = records.iter().filter_map(|record| record["reason"].as_str().map(str::to_owned));
+        Ok((reasons.collect(), page["nextPageToken"].as_str().unwrap_or_default().to_owned()))
+    };
+    let first = async |body: Value| -> anyhow::Result<Vec<String>> { Ok(list(body).await?.0) };
+    for actor in ["kim", "kim@desk"] {
+        assert_eq!(first(json!({ "pageSize": 2, "actor": actor })).await?, ["r10", "r11"], "{actor}");
+    }
+    assert_eq!(first(json!({ "pageSize": 2, "actor": "ki" })).await?, [""; 0]);
+    for rpc in ["Machines/Hold", "hold", "machines", "shepherd.fleet.v1.Machines/Hold"] {
+        assert_eq!(first(json!({ "pageSize": 2, "rpc": rpc })).await?, ["r10", "r12"], "{rpc}");
+    }
+    assert_eq!(first(json!({ "pageSize": 2, "rpc": "Hol" })).await?, [""; 0]);
+    let now = Timestamp::from(SystemTime::now());
+    let moment =
+        |minutes: u64| before(now, Duration::from_mins(minutes)).format("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let bounds = json!({ "rpc": "pause", "since": moment(15), "before": moment(12) });
+    let found = first(bounds).await?;
+    // The clocks of the test and of the database differ by moments.
+    assert!(found == ["r13", "r15"] || found == ["r13"] || found == ["r13", "r15", "r17"], "{found:?}");
+
+    // A page looks at 10,000 records. The next ones find what is older.
+    let (mut found, mut token, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let (reasons, next) = list(json!({ "actor": "lee", "pageToken": token })).await?;
+        found.extend(reasons);
+        (token, pages) = (next, pages + 1);
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!((found, pages), (vec!["r20100".to_owned()], 3));
+    for body in [json!({ "actor": "k\u{200b}im" }), json!({ "rpc": "x".repeat(600) })] {
+        let refused = api.call(Some(&admin.token), "Audit/List", body).await?;
+        assert_eq!(refused.code, 400, "{refused:?}");
+    }
+    let shown = kim.ask(&["audit", "--actor", "lee", "--no_headers"])?;
+    assert!(shown.lines().count() == 1 && shown.contains("r20100"), "{shown}");
     Ok(api.stop().await?)
 }
 

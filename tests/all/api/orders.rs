@@ -239,7 +239,8 @@ pub(super) fn signing() -> Arc<SigningConfiguration> {
     Arc::new(SigningConfiguration::parse(Some(key), Vec::new()).unwrap_or_default())
 }
 
-fn key(byte: u8) -> HostKey {
+/// A host key of this byte.
+pub(super) fn key(byte: u8) -> HostKey {
     HostKey { algorithm: "ssh-ed25519".to_owned(), key: vec![byte; 51] }
 }
 
@@ -494,7 +495,7 @@ async fn what_is_believed_and_what_is_revoked_is_in_the_audit_before_and_after()
 }
 
 /// The machine shows this host key for the first time.
-async fn pin_host_key(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
+pub(super) async fn pin_host_key(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
     let key = key(byte);
     let pinned = FactChange::HostKeyPinned {
         algorithm: key.algorithm,
@@ -505,7 +506,7 @@ async fn pin_host_key(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result
 }
 
 /// The machine is rejected because of this host key.
-async fn refuse(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
+pub(super) async fn refuse(api: &Api, machine: MachineId, byte: u8) -> anyhow::Result<()> {
     let key = key(byte);
     change(api, machine, FactChange::HostKeyRefused { algorithm: key.algorithm, public_key: key.key }).await
 }

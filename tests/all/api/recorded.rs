@@ -13,6 +13,7 @@ use std::process::Output;
 
 use anyhow::Context as _;
 use serde_json::Value;
+use shepherd::bmdb::connection::settings::ConnectionSettings;
 use shepherd::cli::command::grammar;
 
 use crate::api::Api;
@@ -43,6 +44,7 @@ const SCRIPT: &[&str] = &[
     "get updates",
     "get policy",
     "get audit --limit 2",
+    "audit --actor nobody",
     "get contexts",
     "describe machine N",
     "describe cluster ams",
@@ -68,6 +70,8 @@ const SCRIPT: &[&str] = &[
     "contexts use home",
     "contexts use nowhere",
     "contexts delete nowhere",
+    "explain AgentStarting",
+    "explain nowhere",
     "why M",
     "why N",
     "timeline N",
@@ -89,10 +93,14 @@ const SCRIPT: &[&str] = &[
     "retry N --reason again",
     "quarantine N --reason fan",
     "release N --quarantine",
-    "label N --set row=7 --set owner=kim",
-    "label --label row=7 --set hall=2",
-    "label --label row=7 --set hall=2 --confirm_count 1",
-    "unlabel N --key owner",
+    "label N row=7 owner=kim",
+    "label --label row=7 hall=2",
+    "label --label row=7 hall=2 --yes_count 1",
+    "label N owner-",
+    "label N row",
+    "hold M N --reason disk",
+    "hold M nobody --reason disk",
+    "release M N",
     "prioritize N urgent --reason customer --until 4h",
     "prioritize N normal --reason done",
     "reboot N --reason kernel",
@@ -106,7 +114,9 @@ const SCRIPT: &[&str] = &[
     "logs N roleserver",
     "retire N --reason lease --dry_run",
     "retire N --reason lease",
-    "retire N --reason lease",
+    "retire M N --reason lease",
+    "retire N --reason lease --yes",
+    "retire N --reason lease --yes",
     "why N",
     "retire waive N wipe --reason shredded",
     "retire waive N release --reason gone",
@@ -161,6 +171,7 @@ const SCRIPT: &[&str] = &[
     "cluster upgrade ams --kubernetes_bundle one --reason next --dry_run",
     "cluster kubernetes remove ams --reason over",
     "cluster delete ams --reason over",
+    "cluster delete ams --reason over --yes",
     "cluster delete ams --reason over",
     // Commands that call nothing, and commands that call everything.
     "completions nonsense",
@@ -170,9 +181,16 @@ const SCRIPT: &[&str] = &[
     // Last, because the other commands use it.
     "contexts delete home",
 ];
-/// Commands that exist with the database alone, or do not end by themselves. They have tests of their own.
-const ELSEWHERE: &[&str] =
-    &["declare restored", "policy disable-two-person-rule", "tokens bootstrap", "watch"];
+/// Commands that exist with the database alone, or print while they run. They have tests of their own.
+const ELSEWHERE: &[&str] = &[
+    "declare restored",
+    "policy disable-two-person-rule",
+    "tokens bootstrap",
+    "watch",
+    "wait machines",
+    "wait clusters",
+    "wait updates",
+];
 /// The cluster was observed just now.
 const RENEWAL: &str = "UPDATE cluster SET polled_at = clock_timestamp(), observed_at = clock_timestamp() WHERE observed_at IS NOT NULL";
 
@@ -293,7 +311,20 @@ impl<'a> Way<'a> {
         text = text
             .replace(&format!("kim@{}", host.trim()), "kim@HOST")
             .replace("rack/N, rack/M", "rack/M, rack/N");
-        Ok(mask(&text))
+        Ok(mask(&self.mask_fleet(&text)?))
+    }
+
+    /// The text without what says which fleet it is about, and in which way.
+    fn mask_fleet(&self, text: &str) -> anyhow::Result<String> {
+        let api = self.kim.api;
+        let database = ConnectionSettings::from_url(api.database.url(), "test")?.address();
+        let flags = format!(" --direct --bmdb_dialect {}", api.database.dialect().as_str());
+        Ok(text
+            .replace(&format!("context home ({})", api.server.local_addr), "FLEET")
+            .replace(&format!("the database {database}"), "FLEET")
+            .replace(env!("CARGO_BIN_EXE_shepherdctl"), "shepherdctl")
+            .replace(&flags, "")
+            .replace("shepherdctl --direct ", "shepherdctl "))
     }
 
     /// What a command prints, standard error marked, and its exit code.

@@ -47,7 +47,7 @@ async fn restore_of_a_cluster_with_kubernetes_is_confirmed_first() -> TestResult
     assert!(refused.message().contains(WORDS), "{refused:?}");
     assert_eq!(api.count(restoring).await?, 0);
 
-    let restored = restore(&["--confirm", WORDS])?;
+    let restored = restore(&["--confirm", WORDS, "--yes"])?;
     assert!(restored.starts_with("the cluster ams is restored from its snapshot of "), "{restored}");
     assert!(restored.contains("every Kubernetes object"), "{restored}");
     assert_eq!(api.count(restoring).await?, 1);

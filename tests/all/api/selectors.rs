@@ -212,8 +212,10 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
     ] {
         for command in [
             &["get", "machines"][..],
+            &["get", "machines", "-w"],
             &["watch"],
-            &["hold", "--reason", "a disk", "--confirm_count", "1"],
+            &["wait", "machines", "--for", "healthy"],
+            &["hold", "--reason", "a disk", "--yes_count", "1"],
             &["update", "--release", "one", "--reason", "next"],
             &["cluster", "create", "new", "--reason", "next"],
             &["cluster", "plan", "new", "--control_plane", "1"],
@@ -230,10 +232,10 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
         ("cluster create new --reason r -l phase=Ready", 2, "cannot have phase"),
         ("cluster create new --reason r -l location=ams*,fact!=hold", 2, "cannot have fact"),
         ("cluster plan new --control_plane 1 -l cluster!=prod", 2, "cannot have cluster"),
-        ("hold --reason r --confirm_count 9 -l ''", 4, "the selector matches every machine"),
-        ("hold --reason r --confirm_count 9 -l ,", 4, "the selector matches every machine"),
-        ("hold --reason r --confirm_count 9 --dry-run -l ''", 4, "the selector matches every machine"),
-        ("hold --reason r --confirm_count 9 --beyond-limits --dry-run -l ''", 0, ""),
+        ("hold --reason r --yes_count 9 -l ''", 4, "the selector matches every machine"),
+        ("hold --reason r --yes_count 9 -l ,", 4, "the selector matches every machine"),
+        ("hold --reason r --yes_count 9 --dry-run -l ''", 4, "the selector matches every machine"),
+        ("hold --reason r --yes_count 9 --beyond-limits --dry-run -l ''", 0, ""),
         ("update --release one --reason r --dry-run -l ''", 0, ""),
     ] {
         let words = shell_words::split(line).with_context(|| line.to_owned())?;

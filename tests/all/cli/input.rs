@@ -2,8 +2,11 @@
 
 use std::process::Stdio;
 
+use shepherd::bmdb::connection::settings::ConnectionSettings;
+
 use super::{Site, command, golden, transcript};
 use crate::harness::aloud::TestResult;
+use crate::harness::screen::Screen;
 
 #[tokio::test]
 async fn machine_is_found_by_any_of_its_names_and_never_guessed() -> TestResult {
@@ -65,6 +68,34 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> TestResult {
         assert!(!output.contains("hunter2"), "the output holds the password: {output}");
         golden(&format!("wrong_{name}"), &output);
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn restored_database_is_declared_by_its_name() -> TestResult {
+    let site = Site::create("cli_declare").await?;
+    site.machine("sim", "sim-0001").await?;
+    let settings = ConnectionSettings::from_url(site.database.url(), "test")?;
+    let (name, place) = (settings.database_name(), format!("the database {}", settings.address()));
+    let declare = || site.program(&["declare", "restored", "--direct", "--reason", "a dead disk"]);
+    let declared = async || -> anyhow::Result<i64> {
+        let lines = "SELECT count(*) FROM audit WHERE rpc = 'shepherd.direct/DeclareRestored'";
+        Ok(sqlx::query_scalar(lines).fetch_one(&site.database.pool().await?).await?)
+    };
+    let refused = declare()?.output()?;
+    let text = String::from_utf8(refused.stderr)?;
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains(&place) && text.ends_with("--reason 'a dead disk' --yes\n"), "{text}");
+    for (typed, code, lines) in [("nonsense\r", 2, 0), ("\u{4}", 2, 0), (&*format!("{name}\r"), 0, 1)] {
+        let mut screen = Screen::start(&declare()?, 40, 300)?;
+        let text = screen.until(&[&format!("Type {name} to give it:")]).await?;
+        assert!(text.contains(&place), "{text}");
+        screen.types(typed.as_bytes())?;
+        let (status, text, _) = screen.ended().await?;
+        assert_eq!((status.code(), declared().await?), (Some(code), lines), "{typed:?}: {text}");
+    }
+    let confirmed = declare()?.arg("--yes").output()?;
+    assert_eq!((confirmed.status.code(), declared().await?), (Some(0), 2), "{confirmed:?}");
     Ok(())
 }
 

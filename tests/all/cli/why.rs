@@ -132,6 +132,10 @@ async fn why_follows_a_machine_through_silence_and_recovery() -> TestResult {
     site.listen().await?;
     site.change(machine, vec![beat("boot-1", 2000)]).await?;
     golden("why_healthy", &site.ask(&["why", "sim-0007"])?);
+    for (flags, expected) in [(&["--verbose"][..], true), (&["-v"], true), (&[], false)] {
+        let text = site.ask(&[&["why", "sim-0007"][..], flags].concat())?;
+        assert_eq!(text.contains("decided at"), expected, "{flags:?}: {text}");
+    }
     site.advance(Duration::from_mins(12)).await?;
     site.listen().await?;
     golden("why_silent", &site.ask(&["why", "sim-0007"])?);

@@ -39,6 +39,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     // What `roleserver authority` prints, and no path.
     "certificate",
     "cluster_domain",
+    "condition",
     "confirm",
     "context",
     "credential",
@@ -49,15 +50,14 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "fingerprint",
     "holder",
     "id",
-    "key",
     "keys",
     "kind",
     "kubernetes_bundle",
     "label",
-    "level",
     "location",
     "log",
     "machine",
+    "machines",
     "manufacturer",
     "name",
     "names",
@@ -78,7 +78,6 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "scope",
     "selector",
     "service_range",
-    "set",
     "snapshot",
     "sort_by",
     "ssh_user",
@@ -88,6 +87,7 @@ const TEXTS_WITHOUT_FILES: &[&str] = &[
     "target_machine",
     "until",
     "url",
+    "words",
 ];
 
 /// Beginnings of the names of variables that are looked for in the source code.

@@ -13,6 +13,7 @@ pub(crate) mod rack;
 pub(crate) mod screen;
 pub(crate) mod seeds;
 pub(crate) mod small_etcd;
+pub(crate) mod terminal;
 
 // Fixtures that these tests share with those of crates.
 pub(crate) use testkit::{

@@ -92,6 +92,12 @@ impl ConnectionSettings {
         format!("{}/{database}", places.join(","))
     }
 
+    /// Name of the database; without one in the URL, that of the user, as the server takes it.
+    #[must_use]
+    pub fn database_name(&self) -> &str {
+        self.options.get_database().unwrap_or_else(|| self.options.get_username())
+    }
+
     /// All hosts, in the order in which they are tried.
     fn hosts(&self) -> impl Iterator<Item = &PgConnectOptions> {
         std::iter::once(&self.options).chain(&self.other_hosts)

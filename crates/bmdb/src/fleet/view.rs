@@ -116,6 +116,12 @@ impl Bmdb {
         Ok(memberships.remove(&machine.0).map(|cluster| cluster.name))
     }
 
+    /// Those of these machines with a node that votes in etcd of its cluster, by the last answer of their curators.
+    pub async fn list_voting_machines(&self, machines: Vec<Uuid>) -> Result<Vec<Uuid>, BmdbError> {
+        let memberships = self.read_cluster_memberships(machines).await?;
+        Ok(memberships.into_iter().filter(|(_, cluster)| cluster.voter).map(|(machine, _)| machine).collect())
+    }
+
     async fn read_cluster_memberships(
         &self,
         machines: Vec<Uuid>,

@@ -11,8 +11,8 @@
 //! * **Over SSH.** [`host_key`] is the host key that was pinned at the first connection, and the one that was refused
 //!   since.
 //! * **To people.** [`view`] is everything that decides about the machine, at one moment; [`history`] is what happened
-//!   to it, and [`timeline`] the same with its routine folded; [`tags`] finds facts by the shape of their tables, so that an older program shows facts that a newer
-//!   migration added.
+//!   to it, [`timeline`] the same with its routine folded, and [`recent_steps`] what was done to it lately; [`tags`] finds
+//!   facts by the shape of their tables, so that an older program shows facts that a newer migration added.
 //! * **By name.** [`lookup`] resolves a UUID, a prefix of one, or a provider's id. [`scoped_lookup`] does so for a
 //!   credential that may see some providers only.
 //! * `traits` are the labels and the hardware that selectors match, and `selector_values` is what else they match: facts and
@@ -40,6 +40,7 @@ pub mod history;
 pub mod host_key;
 pub mod log_request;
 pub mod lookup;
+pub mod recent_steps;
 pub mod scoped_lookup;
 pub(crate) mod selector_values;
 pub mod tags;

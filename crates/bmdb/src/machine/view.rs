@@ -17,6 +17,7 @@ use crate::engine::unknown_fence::read_unknown_fence;
 use crate::fleet::brake::list_brakes;
 use crate::fleet::roll_out::read_roll_out_note;
 use crate::machine::host_key::read_host_keys;
+use crate::machine::recent_steps::list_recent_steps;
 use crate::orders::loop_pause::list_pauses;
 use model::ids::MachineId;
 use model::machine_view::{LaneView, MachineView, WorkHolder};
@@ -60,6 +61,7 @@ pub async fn read_machine_view(
         .context(OPERATION)?;
     let (placement, findings) =
         placed.map_or_else(Default::default, |row| (row.placement, read_findings(row.findings)));
+    let recent_steps = list_recent_steps(tx, machine, snapshot.now).await?;
     Ok(MachineView {
         facts: snapshot.facts,
         at: snapshot.now,
@@ -75,6 +77,7 @@ pub async fn read_machine_view(
         roll_out_note: release,
         placement,
         findings,
+        recent_steps,
     })
 }
 

@@ -21,6 +21,7 @@ use model::time::Timestamp;
 const SAVEPOINT: &str = include_str!("../../../../sql/dry_run/savepoint.sql");
 const ROLL_BACK_TO_SAVEPOINT: &str = include_str!("../../../../sql/dry_run/roll_back.sql");
 const OPERATION: &str = "carrying out an order";
+const READING: &str = "reading the audit";
 
 /// A line of the audit.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,18 +146,73 @@ pub(super) async fn insert_audit_record(
     written.map(|_| audit).ok_or(BmdbError::DuplicateOrderInProgress)
 }
 
-/// Lines of the audit after the one with id `after`, newest first; of one machine or of all.
+/// Most lines that one page looks at.
+pub const MAX_EXAMINED: i64 = 10_000;
+
+/// Which lines of the audit a list has.
+#[derive(Clone, Debug)]
+pub struct AuditFilter {
+    /// The machine that an order is about; `None` for any, and for orders about none.
+    pub machine: Option<MachineId>,
+    /// The actor: the whole name, or the part before `@` or a space. Empty for any.
+    pub actor: String,
+    /// The RPC in small letters: the whole name, the method, the service, or both. Empty for any.
+    pub rpc: String,
+    /// The earliest time of an order.
+    pub since: Timestamp,
+}
+
+/// A page of the audit.
+#[derive(Clone, Debug)]
+pub struct AuditPage {
+    /// The lines that match, newest first.
+    pub records: Vec<AuditRecord>,
+    /// Where the next page begins; `None` after the last one.
+    pub next: Option<(Timestamp, Uuid)>,
+}
+
+/// At most `size` lines of the audit after the one at `after`, newest first. A page may have fewer, or none, and not be the
+/// last one: it looks at [`MAX_EXAMINED`] lines.
 pub async fn list_audit(
     tx: &mut PgConnection,
-    machine: Option<MachineId>,
+    filter: &AuditFilter,
+    after: (Timestamp, Uuid),
+    size: i64,
+) -> Result<AuditPage, BmdbError> {
+    let mut records = list_matching(tx, filter, after, size.saturating_add(1)).await?;
+    let most = usize::try_from(size).unwrap_or(usize::MAX);
+    let next = if records.len() > most {
+        records.truncate(most);
+        records.last().map(|line| (line.at, line.audit_id))
+    } else if filter.actor.is_empty() && filter.rpc.is_empty() {
+        None
+    } else {
+        find_last_examined(tx, filter, after).await?
+    };
+    Ok(AuditPage { records, next })
+}
+
+async fn list_matching(
+    tx: &mut PgConnection,
+    filter: &AuditFilter,
     (at, audit): (Timestamp, Uuid),
     limit: i64,
 ) -> Result<Vec<AuditRecord>, BmdbError> {
-    match machine {
+    match filter.machine {
         None => {
-            sqlx::query_file_as!(AuditRecord, "../../sql/audit/list.sql", at, audit, limit)
-                .fetch_all(tx)
-                .await
+            sqlx::query_file_as!(
+                AuditRecord,
+                "../../sql/audit/list.sql",
+                at,
+                audit,
+                limit,
+                MAX_EXAMINED,
+                filter.since,
+                filter.actor,
+                filter.rpc
+            )
+            .fetch_all(tx)
+            .await
         }
         Some(machine) => {
             sqlx::query_file_as!(
@@ -165,11 +221,44 @@ pub async fn list_audit(
                 at,
                 audit,
                 limit,
+                MAX_EXAMINED,
+                filter.since,
+                filter.actor,
+                filter.rpc,
                 machine.0
             )
             .fetch_all(tx)
             .await
         }
     }
-    .context("reading the audit")
+    .context(READING)
+}
+
+/// The place of the last line that a page looked at; `None` if it looked at all that were left.
+async fn find_last_examined(
+    tx: &mut PgConnection,
+    filter: &AuditFilter,
+    (at, audit): (Timestamp, Uuid),
+) -> Result<Option<(Timestamp, Uuid)>, BmdbError> {
+    let before = MAX_EXAMINED - 1;
+    let found = match filter.machine {
+        None => sqlx::query_file!("../../sql/audit/find_last_examined.sql", at, audit, filter.since, before)
+            .fetch_optional(tx)
+            .await
+            .context(READING)?
+            .map(|row| (row.at, row.audit_id)),
+        Some(machine) => sqlx::query_file!(
+            "../../sql/audit/find_last_examined_of_machine.sql",
+            at,
+            audit,
+            filter.since,
+            before,
+            machine.0
+        )
+        .fetch_optional(tx)
+        .await
+        .context(READING)?
+        .map(|row| (row.at, row.audit_id)),
+    };
+    Ok(found)
 }

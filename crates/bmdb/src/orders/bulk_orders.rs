@@ -1,4 +1,4 @@
-//! Bulk orders: one order about every machine that a selector selects.
+//! Bulk orders: one order about every machine that a selector selects, or that the order names.
 //!
 //! The head of such an order is a transaction of its own. It finds the machines, asks
 //! [`model::order_limits::check_order_limits`], and writes a line into the audit that names them; from then on
@@ -42,14 +42,27 @@ pub const RPC: &str = "shepherd.fleet.v1.BulkOrders/Submit";
 const OPERATION: &str = "choosing the machines of an order";
 /// Most machines that a dry run decides on, each in a transaction of its own. They must be done before a call times out.
 const MAX_DRY_RUN_MACHINES: usize = 1_000;
+/// Most machines that an admin reads by their names before approving an order that names them.
+const MAX_DESCRIBED_NAMES: usize = 20;
 /// The lease whose row is locked while bulk orders are counted.
 const BUDGET_NAME: &str = "orders";
+
+/// Machines that a bulk order names.
+#[derive(Clone, Debug)]
+pub struct NamedMachines {
+    /// The machines, each once.
+    pub machines: Vec<Uuid>,
+    /// Whether the order must give their number, because nothing undoes it.
+    pub must_be_counted: bool,
+}
 
 /// The machines that a bulk order is about.
 #[derive(Clone, Debug)]
 pub struct MachineSelection {
     /// Selects the machines by their properties.
     pub filter: Filter,
+    /// The machines that the order names, in place of the selector; `None` for those of the selector.
+    pub named: Option<NamedMachines>,
     /// Restricts them to the machines that the actor may reach.
     pub scope: AccessScope,
     /// How many machines the actor expects; `None` if not given.
@@ -191,7 +204,8 @@ async fn choose_machines(
     each: &MachineOrder,
 ) -> Result<BulkOrderHead, BmdbError> {
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
-        let chosen = read_machine_names(tx, &stored_machines(carried.after.as_ref())?).await?;
+        let stored = stored_machines(carried.after.as_ref())?;
+        let chosen = read_machine_names(tx, &AccessScope::Fleet, &stored).await?;
         return Ok(BulkOrderHead {
             machines: chosen,
             replayed: true,
@@ -201,11 +215,10 @@ async fn choose_machines(
     }
     let now = read_clock(tx).await.context(OPERATION)?;
     each.check_expiry(now).map_err(|(reason, text)| order_rejected(reason, text))?;
-    let page =
-        list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
-    let lines = page.machines.into_iter().map(|listed| listed.summary);
-    let chosen: Vec<MachineName> =
-        lines.filter(|line| is_selected(&selection.filter, &line.phase)).map(|line| line.name).collect();
+    let chosen = match &selection.named {
+        Some(named) => read_machine_names(tx, &selection.scope, &named.machines).await?,
+        None => select_machines(tx, selection).await?,
+    };
     sqlx::query_file!("../../sql/intent/lock_budget.sql", BUDGET_NAME)
         .fetch_one(&mut *tx)
         .await
@@ -217,9 +230,11 @@ async fn choose_machines(
     let found = chosen.len();
     let bulk_order = BulkOrder {
         matched: found,
+        is_named: selection.named.is_some(),
+        must_be_counted: selection.named.as_ref().is_none_or(|named| named.must_be_counted),
         // A dry run need not name the expected number.
         expected: selection.expected.or(order.dry_run.then_some(found)),
-        matches_all: selection.filter.is_unrestricted(),
+        matches_all: selection.named.is_none() && selection.filter.is_unrestricted(),
         overrides_limits: selection.beyond_limits,
         is_admin: selection.is_admin,
         ordered_last_hour: u64::try_from(within_hour).unwrap_or(0),
@@ -231,11 +246,11 @@ async fn choose_machines(
     }
     let ids: Vec<Uuid> = chosen.iter().map(|name| name.machine).collect();
     let by = if exceeds_limits(&bulk_order, policy.order_limits) {
-        // Exactly the machines that were approved, not others that the selector matches by then.
+        // Exactly the machines that were approved, not others that are selected by then.
         let mut about: Vec<Uuid> = ids.clone();
         about.sort_unstable();
         let about: Vec<u8> = about.iter().flat_map(|id| *id.as_bytes()).collect();
-        let target = format!("{}: {}", each.describe(), describe_selection(found, &selection.filter));
+        let target = format!("{}: {}", each.describe(), describe_selection(&chosen, selection));
         let order = Order { target, ..order.clone() };
         require_second_approval(tx, &order, SensitiveOrder::BeyondLimits, policy.two_person_rule, &about)
             .await?
@@ -245,15 +260,25 @@ async fn choose_machines(
     let text = append_approver(format!("is given about {}", format_machine_count(found)), by.as_deref());
     let kind = if found > 0 { OutcomeKind::Changed } else { OutcomeKind::NoEffect };
     let outcome = OrderOutcome { kind, message: text };
-    let before = json!({
-        "selector": selection.filter.selector.to_string(),
-        "beyond_limits": selection.beyond_limits,
-    });
+    // `after` has the machines, also those that the order names.
+    let selector = selection.named.is_none().then(|| selection.filter.selector.to_string());
+    let before = json!({ "selector": selector, "beyond_limits": selection.beyond_limits });
     let after = json!({ "machines": ids });
     let effect = OrderEffect { outcome, before: Some(before), after: Some(after) };
     let carried = record_audit(tx, order, None, effect).await?;
     let refusal = refusal.map(|refusal| refusal.message);
     Ok(BulkOrderHead { machines: chosen, replayed: false, audit_id: carried.audit_id, rejection: refusal })
+}
+
+/// The machines that the selector selects.
+async fn select_machines(
+    tx: &mut PgConnection,
+    selection: &MachineSelection,
+) -> Result<Vec<MachineName>, BmdbError> {
+    let page =
+        list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
+    let lines = page.machines.into_iter().map(|listed| listed.summary);
+    Ok(lines.filter(|line| is_selected(&selection.filter, &line.phase)).map(|line| line.name).collect())
 }
 
 /// Whether an order is about a selected machine of this phase. A retired machine is only a record, so it is included
@@ -270,15 +295,30 @@ fn stored_machines(after: Option<&Value>) -> Result<Vec<Uuid>, BmdbError> {
     })
 }
 
-async fn read_machine_names(tx: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<MachineName>, BmdbError> {
-    let found = list_machines_by_id(tx, &Filter::default(), &AccessScope::Fleet, ids).await?;
+/// The names of those of these machines that are within the scope, in their order.
+async fn read_machine_names(
+    tx: &mut PgConnection,
+    scope: &AccessScope,
+    ids: &[Uuid],
+) -> Result<Vec<MachineName>, BmdbError> {
+    let found = list_machines_by_id(tx, &Filter::default(), scope, ids).await?;
     let mut names: Vec<MachineName> = found.into_iter().map(|listed| listed.summary.name).collect();
     names.sort_by_key(|name| ids.iter().position(|id| *id == name.machine));
     Ok(names)
 }
 
 /// A phrase that describes the selected machines to the admin who approves the order.
-fn describe_selection(found: usize, filter: &Filter) -> String {
+fn describe_selection(chosen: &[MachineName], selection: &MachineSelection) -> String {
+    let filter = &selection.filter;
+    let found = chosen.len();
+    if selection.named.is_some() {
+        let mut names: Vec<String> =
+            chosen.iter().take(MAX_DESCRIBED_NAMES).map(MachineName::short_name).collect();
+        if found > names.len() {
+            names.push("…".to_owned());
+        }
+        return format!("{}: {}", format_machine_count(found), names.join(", "));
+    }
     if filter.is_unrestricted() {
         format!("{}: all there are", format_machine_count(found))
     } else {

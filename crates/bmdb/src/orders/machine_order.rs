@@ -1,7 +1,7 @@
 //! Orders about one machine: as data, decided on a snapshot, and executed under the machine's lock.
 //!
-//! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for all
-//! that a selector matches ([`crate::orders::bulk_orders`]).
+//! [`crate::orders::machine_decision`] decides their outcome. The same order can be given for one machine and for many
+//! ([`crate::orders::bulk_orders`]).
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use crate::orders::machine_decision::{
 use crate::orders::order::{
     EXPIRY_PASSED, Expiry, Order, OrderEffect, OrderOutcome, OrderRejection, OrderResult, format_attribution,
 };
-use crate::orders::power_order::order_switch;
-use crate::orders::retirement::retire_machine;
+use crate::orders::power_order::{cancel_power_order, order_switch};
+use crate::orders::retirement::{cancel_retirement, retire_machine};
 use model::access::{AccessRole, AccessScope};
 use model::cluster::label_rights::check_label_change;
 use model::facts::{HoldScope, Retirement};
@@ -39,7 +39,7 @@ use model::policy::Policy;
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
 use model::time::Timestamp;
-use model::two_person_rule::SensitiveOrder;
+use model::two_person_rule::{CANCEL_RETIRE_RPC, SensitiveOrder};
 
 const OPERATION: &str = "carrying out an order";
 
@@ -82,8 +82,12 @@ pub enum MachineOrder {
         /// Whether its cluster keeps its authority when the machine leaves it.
         keep_authority: bool,
     },
+    /// Cancel its retirement, as an order about many machines. One that cancels a wipe is an order about one machine.
+    CancelRetire,
     /// Reboot it, or switch its power.
     Power(PowerOrderKind),
+    /// Cancel its power order.
+    CancelPower,
     /// Put its work before or behind that of others.
     Prioritize {
         /// Whether before, behind, or as usual.
@@ -110,6 +114,8 @@ impl MachineOrder {
             Self::Retry => "shepherd.fleet.v1.Machines/Retry",
             Self::Quarantine => "shepherd.fleet.v1.Machines/Quarantine",
             Self::Retire { .. } => "shepherd.fleet.v1.Machines/Retire",
+            Self::CancelRetire => CANCEL_RETIRE_RPC,
+            Self::CancelPower => "shepherd.fleet.v1.Machines/CancelPower",
             Self::Power(PowerOrderKind::Reboot) => "shepherd.fleet.v1.Machines/Reboot",
             Self::Power(_) => "shepherd.fleet.v1.Machines/Power",
             Self::Prioritize { .. } => "shepherd.fleet.v1.Machines/Prioritize",
@@ -133,7 +139,9 @@ impl MachineOrder {
                 let kept = if *keep_authority { ", their clusters keep their authorities" } else { "" };
                 format!("retirement {wiped}{kept}")
             }
+            Self::CancelRetire => "end of the retirement".to_owned(),
             Self::Power(kind) => format!("power order {kind}"),
+            Self::CancelPower => "end of the power order".to_owned(),
             Self::Prioritize { level, until } => format!("priority {level}{}", end(*until)),
             Self::Label { set, remove } => {
                 let set = set.iter().map(|(key, value)| format!("+{key}={value}"));
@@ -182,7 +190,19 @@ impl MachineOrder {
                 retire_machine(&known.snapshot, how, reason.unwrap_or_default(), who)
                     .map_err(|(reason, text)| order_rejected(reason, text))?
             }
+            Self::CancelRetire => {
+                if facts.retirement.as_ref().is_some_and(Retirement::is_wipe_pending) {
+                    let text = "will be wiped before it is given back; an admin cancels that in an order about this \
+                                machine alone. Nothing was changed";
+                    return Err(order_rejected("WIPE_PENDING", text));
+                }
+                // Without a pending wipe, each role that gives orders may cancel it.
+                cancel_retirement(&known.snapshot, &format_attribution(who, reason), AccessRole::Operator)
+                    .map_err(|(reason, text)| order_rejected(reason, text))?
+            }
             Self::Power(switch) => order_switch(&known.snapshot, *switch, reason.unwrap_or_default(), who)
+                .map_err(|(reason, text)| order_rejected(reason, text))?,
+            Self::CancelPower => cancel_power_order(facts, &format_attribution(who, reason))
                 .map_err(|(reason, text)| order_rejected(reason, text))?,
             Self::Prioritize { level, until } => {
                 prioritize_machine(&known.snapshot, *level, reason.unwrap_or_default(), who, *until)
@@ -386,7 +406,9 @@ mod tests {
                 MachineOrder::Retire { wipe: true, keep_authority: true },
                 "retirement with a wipe, their clusters keep their authorities",
             ),
+            (MachineOrder::CancelRetire, "end of the retirement"),
             (MachineOrder::Power(PowerOrderKind::Reboot), "power order reboot"),
+            (MachineOrder::CancelPower, "end of the power order"),
             (MachineOrder::Prioritize { level: PriorityLevel::Low, until: None }, "priority low"),
             (MachineOrder::Label { set, remove: vec!["old".to_owned()] }, "labels +rack=7 -old"),
         ] {

@@ -21,6 +21,7 @@ use model::policy::Rung;
 use model::power_control::{check_power_order, implied_hold, recovery_after};
 use model::power_order::PowerOrderKind;
 use model::process::Process;
+use model::recent_step::format_order_detail;
 
 /// Orders that a machine be switched, on behalf of `who`.
 pub fn order_switch(
@@ -160,7 +161,7 @@ impl Work {
                             machine.0,
                             lease.session.0,
                             lease.fence,
-                            format!("{} ordered to {}", order.by, switch.phrase())
+                            format_order_detail(&order.by, switch)
                         )
                         .execute(&mut *tx)
                         .await

@@ -44,6 +44,7 @@ fn of(providers: &[&str], expected: usize) -> MachineSelection {
         if providers.is_empty() { String::new() } else { format!("provider in ({})", providers.join(",")) };
     MachineSelection {
         filter: filter(&text),
+        named: None,
         scope: AccessScope::Fleet,
         expected: Some(expected),
         beyond_limits: false,

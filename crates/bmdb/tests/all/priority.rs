@@ -141,6 +141,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
 
     let selection = MachineSelection {
         filter: Filter { selector: "provider=rack".parse()?, omit_retired: false },
+        named: None,
         scope: AccessScope::Fleet,
         expected: Some(3),
         beyond_limits: false,

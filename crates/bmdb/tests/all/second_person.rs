@@ -285,6 +285,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
                 selector: format!("provider in ({})", providers.join(",")).parse().unwrap(),
                 omit_retired: false,
             },
+            named: None,
             scope: AccessScope::Fleet,
             expected: Some(expected),
             beyond_limits: true,

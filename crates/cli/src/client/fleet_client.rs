@@ -109,6 +109,8 @@ enum Access {
 /// A connection to one of the context's servers.
 #[derive(Clone)]
 struct ServerConnection {
+    /// Name of the context.
+    context: String,
     /// The context's servers; `current` is the index of the one in use.
     servers: Arc<[(String, Endpoint)]>,
     current: usize,
@@ -117,8 +119,8 @@ struct ServerConnection {
 }
 
 impl FleetClient {
-    /// Connects to the first of the context's servers that answers.
-    pub async fn connect(context: &Context) -> Result<Self, CliError> {
+    /// Connects to the first server that answers of the context with this name.
+    pub async fn connect(name: &str, context: &Context) -> Result<Self, CliError> {
         let token = BearerToken::new(&context.read_token()?)?;
         let tls = ClientTlsConfig::new().trust_anchors(trust_anchors(context)?.roots);
         let servers = context
@@ -130,7 +132,8 @@ impl FleetClient {
         for (at, (server, endpoint)) in servers.iter().enumerate() {
             match endpoint.connect().await {
                 Ok(channel) => {
-                    let connection = ServerConnection { servers, current: at, channel, token };
+                    let context = name.to_owned();
+                    let connection = ServerConnection { context, servers, current: at, channel, token };
                     return Ok(Self { access: Access::Network(connection) });
                 }
                 Err(error) => failures.push(format!("{server}: {}", error_chain(&error))),
@@ -164,6 +167,17 @@ impl FleetClient {
                 "{what} needs the database, because {why}: use --direct and --bmdb_url \
                  postgres://USER@HOST:5432/DATABASE"
             ))),
+        }
+    }
+
+    /// What the client is connected to, for prompts and dry runs: the context with its server, or the database.
+    #[must_use]
+    pub fn describe_fleet(&self) -> String {
+        match &self.access {
+            Access::Network(connection) => {
+                format!("context {} ({})", connection.context, self.current_server())
+            }
+            Access::Database { bmdb, .. } => format!("the database {}", bmdb.settings().address()),
         }
     }
 
@@ -279,7 +293,6 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Converts a status into an error. Its code and its reason decide the exit code.
-#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 #[must_use]
 pub fn status_to_error(status: Status) -> CliError {
     let message = match status.message() {
@@ -289,14 +302,14 @@ pub fn status_to_error(status: Status) -> CliError {
     let info = status.get_error_details().error_info().cloned();
     if let Some(info) = info.as_ref().filter(|info| info.reason == "APPROVAL_REQUIRED") {
         let key = info.metadata.get("idempotency_key").cloned().unwrap_or_default();
-        return CliError::ApprovalRequired { message, idempotency_key: key };
+        return CliError::ApprovalRequired { message, idempotency_key: key, status: Box::new(status) };
     }
     let exit = exit_code(CommandEnd::Error {
         code: status.code(),
         reason: info.as_ref().map_or("", |info| info.reason.as_str()),
         is_broken: std::error::Error::source(&status).is_some(),
     });
-    CliError::Ended { exit, message }
+    CliError::Api { exit, message, status: Box::new(status) }
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ pub(super) async fn wait_until_signed<R: RequestedCertificate, X>(
             WaitStep::GiveUp => return Err(CliError::Failed(unsigned(&request))),
             WaitStep::Fail => {
                 let why = request.rejection().map(|text| format!(": {text}")).unwrap_or_default();
-                return Err(CliError::Invalid(format!("{} is {}{why}", request.label(), request.state())));
+                return Err(CliError::Failed(format!("{} is {}{why}", request.label(), request.state())));
             }
         }
     }
@@ -178,6 +178,7 @@ fn default_holder() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit_code::ExitCode;
 
     #[test]
     fn default_holder_is_a_valid_holder() {
@@ -221,7 +222,10 @@ mod tests {
             let signed = wait_until_signed("ams", "07", list, |_| String::new()).await;
             match (signed, expected) {
                 (Ok((_, rest)), Ok(expected)) => assert_eq!(rest, expected),
-                (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+                (Err(error), Err(expected)) => {
+                    assert!(error.to_string().contains(expected), "{error}");
+                    assert_eq!(error.exit_code(), ExitCode::Failed, "the command was right: {error}");
+                }
                 (signed, _) => panic!("{state}: {:?}", signed.map(|(user, _)| user.state)),
             }
         }

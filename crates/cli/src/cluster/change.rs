@@ -7,6 +7,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use model::cluster::spec::ClusterSpecChange;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
@@ -53,6 +54,9 @@ pub struct ScaleCluster {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 /// Arguments of `cluster roles`: the roles that workers get and lose.

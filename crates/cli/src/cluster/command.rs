@@ -11,7 +11,7 @@ use crate::cluster::credentials::{CredentialsCommand, run_credentials_command};
 use crate::cluster::declare::{
     DECLARE_EXAMPLES, DeclareInCluster, UNDECLARE_EXAMPLES, UndeclareInCluster, declare_role, undeclare_role,
 };
-use crate::cluster::delete::{DELETE_EXAMPLES, delete_cluster};
+use crate::cluster::delete::{DELETE_EXAMPLES, DeleteCluster, delete_cluster};
 use crate::cluster::describe::DESCRIBE_EXAMPLES;
 use crate::cluster::kubeconfig::{KUBECONFIG_EXAMPLES, KubeconfigArgs, create_kubeconfig};
 use crate::cluster::kubernetes::command::{KubernetesCommand, run_kubernetes_command};
@@ -105,7 +105,7 @@ pub enum ClusterCommand {
     Upgrade(UpgradeCluster),
     /// Delete a cluster: its machines leave it, and its data on them is removed
     #[command(after_help = DELETE_EXAMPLES)]
-    Delete(ClusterOrderArgs),
+    Delete(DeleteCluster),
 }
 
 /// Runs a `cluster` command and returns its output.

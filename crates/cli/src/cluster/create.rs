@@ -10,6 +10,7 @@ use crate::error::CliError;
 use crate::machine::selection::parse_selector;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use model::cluster::spec::{ClusterSpec, JoinApproval};
 use model::selector::Selector;
@@ -18,7 +19,7 @@ use proto::fleet::v1::clusters_client::ClustersClient;
 
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
-  shepherdctl cluster create ams --workers 5 --reason 'the new hall'
+  shepherdctl cluster create ams --workers 5 --reason 'the new hall' --wait
   shepherdctl cluster create edge -l 'location=ams*,memory>=64GiB' --reason 'a trial'
 
 A machine can be chosen if it is Ready or Installed, in no cluster, and not held, quarantined or retiring.
@@ -63,6 +64,9 @@ pub struct CreateCluster {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 pub(super) async fn create_cluster(

@@ -1,12 +1,14 @@
-//! Outcome of an order for a cluster, as text or JSON, and the order that needs nothing but its name.
+//! Outcome of an order for a cluster, as text or JSON, the order that needs nothing but its name, and the order that
+//! nothing undoes.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::{Response, Status};
 
 use crate::client::fleet_client::ApiChannel;
 use crate::cluster::ClusterOrderArgs;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::confirmation::{format_confirmed_outcome, send_confirmed_order};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -25,13 +27,35 @@ pub(super) async fn send_cluster_order(
     format_response(context, &args.name, response)
 }
 
+/// Sends an order that nothing undoes, after it was confirmed, and formats the response. `is_confirmed` is whether a
+/// flag confirms it.
+pub(super) async fn send_final_order(
+    context: &CommandContext,
+    name: &str,
+    reason: &str,
+    is_confirmed: bool,
+    give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<v1::OrderResponse>, Status>,
+) -> Result<String, CliError> {
+    let reason = require_audit_reason(reason)?;
+    let describe = |dry_run: &v1::OrderResponse| format!("{} {}", order_target(name), dry_run.message);
+    let response = send_confirmed_order(context, reason, is_confirmed, describe, give).await?;
+    format_response(context, name, response)
+}
+
 /// Formats the response to an order about a cluster.
 pub(super) fn format_response(
     context: &CommandContext,
     name: &str,
     response: v1::OrderResponse,
 ) -> Result<String, CliError> {
-    format_outcome(context, name, &decode_outcome(response))
+    let confirmation = response.confirmation.clone();
+    let done = decode_outcome(response);
+    format_confirmed_outcome(
+        context,
+        outcome_json(name, &done),
+        &outcome_text(name, &done),
+        confirmation.as_ref(),
+    )
 }
 
 pub(super) fn format_outcome(
@@ -39,10 +63,15 @@ pub(super) fn format_outcome(
     name: &str,
     done: &OrderOutcome,
 ) -> Result<String, CliError> {
-    context.format_outcome(
-        json!({
-            "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
-        }),
-        &format!("{} {}", order_target(name), done.message),
-    )
+    context.format_outcome(outcome_json(name, done), &outcome_text(name, done))
+}
+
+fn outcome_json(name: &str, done: &OrderOutcome) -> Value {
+    json!({
+        "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
+    })
+}
+
+fn outcome_text(name: &str, done: &OrderOutcome) -> String {
+    format!("{} {}", order_target(name), done.message)
 }

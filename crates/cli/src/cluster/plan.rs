@@ -141,7 +141,7 @@ fn format_plan(name: &str, report: &ClusterPlanReport) -> String {
     }
     if !steps.is_empty() {
         let assumed = "Assumed: every request succeeds, silent nodes stay silent, and nobody else changes \
-                       anything. docs/clusters.md has the full list.";
+                       anything. The full list: shepherdctl explain forecast";
         let _ = write!(text, "\n{}\n", wrap_text(assumed, terminal_width()).join("\n"));
     }
     text

@@ -90,7 +90,8 @@ pub(super) async fn rotate_cluster_authority(
     if !args.wait || context.order_flags.dry_run {
         return format_response(context, &args.name, response);
     }
-    print_stderr(&format!("shepherdctl: {} {}", order_target(&args.name), response.message));
+    let message = context.target_flags.qualify(&response.message);
+    print_stderr(&format!("shepherdctl: {} {message}", order_target(&args.name)));
     wait_until_replaced(&context.client, &args.name).await?;
     let message = "has a new authority, and rejects the former one".to_owned();
     let done = OrderOutcome { message, ..decode_outcome(response) };

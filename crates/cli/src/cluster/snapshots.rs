@@ -7,11 +7,11 @@ use serde_json::json;
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::ClusterOrderArgs;
-use crate::cluster::outcome::{format_response, send_cluster_order};
+use crate::cluster::outcome::{send_cluster_order, send_final_order};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::reason::require_audit_reason;
-use crate::order::retry::send_order;
+use crate::order::confirmation::ConfirmFlag;
+use crate::order::wait_flags::WaitFlags;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
@@ -41,8 +41,9 @@ Examples:
   shepherdctl cluster restore ams --reason 'two of its three members burnt'
   shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
 
-Changes since the snapshot are lost. Workers continue what they run, and follow the new
-control plane. Machines of the old one leave; an unreachable one gets the order when it reports again.
+Changes since the snapshot are lost, and nothing undoes that: type the name of the cluster, or give
+--yes. Workers continue what they run, and follow the new control plane. Machines of the old one leave;
+an unreachable one gets the order when it reports again.
 
 Kubernetes objects come back with the image of etcd of the snapshot (cluster snapshots shows which ones
 have one). A machine has to have etcdutl for that, 3.5.10 or later, of the minor version of its etcd.
@@ -74,6 +75,12 @@ pub struct RestoreCluster {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Confirmation without a terminal.
+    #[command(flatten)]
+    pub confirm_flag: ConfirmFlag,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 /// Orders a snapshot of a cluster.
@@ -93,7 +100,6 @@ pub(super) async fn restore_cluster(
     context: &CommandContext,
     args: &RestoreCluster,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RestoreClusterRequest {
             name: args.name.clone(),
@@ -106,8 +112,7 @@ pub(super) async fn restore_cluster(
         };
         ClustersClient::new(service).restore(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_final_order(context, &args.name, &args.reason, args.confirm_flag.yes, give).await
 }
 
 /// Lists the stored snapshots of a cluster.

@@ -6,8 +6,9 @@ use clap::builder::NonEmptyStringValueParser;
 use crate::cluster::outcome::format_response;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::reason::require_audit_reason;
+use crate::order::reason::{reason_or_placeholder, require_audit_reason};
 use crate::order::retry::send_order;
+use crate::order::wait_flags::WaitFlags;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
 use model::signed_artefact::signing_trust::SigningTrust;
@@ -65,22 +66,32 @@ pub struct UpgradeCluster {
     /// End the upgrade where it is
     #[arg(long)]
     pub abort: bool,
-    /// Why, for the audit
-    #[arg(long, value_name = "TEXT")]
-    pub reason: String,
+    /// Why, for the audit; --resume needs no reason
+    #[arg(long, value_name = "TEXT", required_unless_present = "resume")]
+    pub reason: Option<String>,
+    /// Whether to wait for the end of the work.
+    #[command(flatten)]
+    pub waiting: WaitFlags,
 }
 
 pub(super) async fn run_upgrade_command(
     context: &CommandContext,
     args: &UpgradeCluster,
 ) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
+    let reason = match args.reason.as_deref() {
+        reason if args.resume => reason_or_placeholder(reason),
+        reason => require_audit_reason(reason.unwrap_or_default())?,
+    };
+    if args.waiting.wait && (args.pause || args.abort) {
+        let text = "nothing happens after --pause or --abort that --wait could wait for; omit it";
+        return Err(CliError::Invalid(text.to_owned()));
+    }
     let change = match (args.rollback, args.pause, args.resume, args.abort) {
         (true, ..) => UpgradeChange::RollBack,
         (_, true, ..) => UpgradeChange::Pause,
         (_, _, true, _) => UpgradeChange::Resume,
         (.., true) => UpgradeChange::Abort,
-        _ => return create_upgrade(context, args).await,
+        _ => return create_upgrade(context, args, reason).await,
     };
     let give = async |service, order| {
         let request = v1::ChangeClusterUpgradeRequest { name: args.name.clone(), order: Some(order) };
@@ -92,11 +103,15 @@ pub(super) async fn run_upgrade_command(
             UpgradeChange::Abort => upgrades.abort_upgrade(request).await,
         }
     };
-    let response = send_order(context, &args.reason, give).await?;
+    let response = send_order(context, reason, give).await?;
     format_response(context, &args.name, response)
 }
 
-async fn create_upgrade(context: &CommandContext, args: &UpgradeCluster) -> Result<String, CliError> {
+async fn create_upgrade(
+    context: &CommandContext,
+    args: &UpgradeCluster,
+    reason: &str,
+) -> Result<String, CliError> {
     let new = NewUpgrade {
         kubernetes: args.kubernetes_bundle.clone(),
         roleserver: args.roleserver_release.clone(),
@@ -116,6 +131,6 @@ async fn create_upgrade(context: &CommandContext, args: &UpgradeCluster) -> Resu
         };
         ClusterKubernetesClient::new(service).upgrade(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
+    let response = send_order(context, reason, give).await?;
     format_response(context, &args.name, response)
 }

@@ -26,8 +26,10 @@ use crate::debug::DebugBundleArgs;
 use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
-use crate::exit_code::ExitRecord;
+use crate::exit_code::{ExitCode, ExitRecord};
+use crate::order::outcome::OrderTargets;
 use crate::output::{Format, Output, format_json, print_stderr};
+use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
 
 /// Most machines that are fully described because they have an issue.
@@ -87,7 +89,7 @@ pub async fn write_debug_bundle(
         // failure.
         let _ = std::fs::remove_file(&path);
     })?;
-    let BundleFiles { contents: written, failures: failed } = files;
+    let BundleFiles { contents: written, failures: failed, .. } = files;
     if format == Format::Json {
         return format_json(&json!({ "file": path, "files": written.len(), "failed": failed }));
     }
@@ -114,6 +116,8 @@ fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
 struct BundleFiles {
     contents: BTreeMap<String, Vec<u8>>,
     failures: BTreeMap<String, String>,
+    /// The highest exit code of the failures.
+    exit: ExitCode,
 }
 
 impl BundleFiles {
@@ -128,6 +132,7 @@ impl BundleFiles {
                 Some(answer)
             }
             Err(error) => {
+                self.exit = self.exit.max(error.exit_code());
                 self.failures.insert(command, mask_text(&error.to_string()));
                 None
             }
@@ -160,7 +165,8 @@ async fn collect_files(
     }
     if files.contents.is_empty() {
         let why = files.failures.into_values().next().unwrap_or_default();
-        return Err(CliError::Failed(format!("every query failed, so no bundle was written: {why}")));
+        let message = format!("every query failed, so no bundle was written: {why}");
+        return Err(CliError::Ended { exit: files.exit, message });
     }
     let about = json!({
         "shepherdctl": env!("CARGO_PKG_VERSION"),
@@ -190,6 +196,9 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),
+        order_targets: OrderTargets::default(),
+        target_flags: TargetFlags::default(),
+        arguments: Vec::new(),
     };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
 }

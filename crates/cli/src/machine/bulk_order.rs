@@ -1,50 +1,77 @@
-//! Bulk orders: one order for all machines of a filter, with confirmation of their number.
+//! Bulk orders: one order for many machines, named or selected by filters, with confirmation of their number.
 //!
 //! A filter is easily wrong. So the machines are listed first, and the operator types their number, or gives it with
-//! `--confirm_count`. The order contains that number, and is rejected if another number of machines matches by then.
+//! `--yes_count`. The order contains that number, and is rejected if another number of machines matches by then. Machines that are
+//! named need no number, unless nothing undoes the order: the response to the dry run says so.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::client::decode::decode_machine_name;
-use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use crate::machine::selection::MachineFilters;
+use crate::order::confirmation::{
+    RequiredConfirmation, check_answer, format_confirmed_outcome, is_interactive, read_answer,
+};
 use crate::order::expiry::encode_timestamp;
+use crate::order::idempotency_key::command_with_flags;
 use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
-use crate::order::retry::send_order;
+use crate::order::retry::{preview_order, send_order};
 use crate::output::{Format, format_json, print_stderr};
 use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::order::Expiry;
 use model::machine_view::MachineName;
 use model::order_limits::format_machine_count;
+use model::order_rules::{ConfirmationKind, may_need_confirmation};
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;
 use proto::fleet::v1::bulk_orders_client::BulkOrdersClient;
 use proto::fleet::v1::submit_bulk_order_request::Operation;
 
-/// Groups of flags, any of which selects many machines instead of one.
-pub const BULK_GROUPS: [&str; 2] = ["MachineFilters", "BulkSelection"];
-
-/// The selection of a bulk order: filters in place of one machine.
+/// The selection of a bulk order: filters in place of names, and what confirms the number of machines.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Instead of one machine")]
+#[command(next_help_heading = "Many machines")]
 pub struct BulkSelection {
     /// Filters that select the machines of the order.
     #[command(flatten)]
-    filters: MachineFilters,
-    /// Expected number of machines; if another number matches, nothing is done [default: prompt on the terminal]
-    #[arg(long = "confirm_count", value_name = "N")]
-    pub confirm_count: Option<u32>,
+    pub(crate) filters: MachineFilters,
+    /// Expected number of machines; if it is another number, nothing is done [default: prompt on the terminal]
+    #[arg(long = "yes_count", value_name = "N")]
+    pub yes_count: Option<u32>,
     /// Exceed the limits of the policy, or select all machines with an empty selector; admins only
     #[arg(long = "override_limits", alias = "beyond_limits")]
     pub beyond_limits: bool,
+}
+
+impl BulkSelection {
+    /// Whether the flags are those of an order about many machines, also if one is named.
+    #[must_use]
+    pub fn is_about_many(&self) -> bool {
+        self.yes_count.is_some() || self.beyond_limits
+    }
+
+    /// Whether filters select machines.
+    #[must_use]
+    pub fn has_filters(&self) -> bool {
+        self.filters.is_given()
+    }
+}
+
+/// A bulk order, as a command line requests it.
+pub(crate) struct BulkOrderRequest<'a> {
+    /// Names of the machines; empty if filters select them.
+    pub(crate) names: &'a [String],
+    /// The filters, and what confirms the number of machines.
+    pub(crate) selection: &'a BulkSelection,
+    /// The order about each machine.
+    pub(crate) each: &'a MachineOrder,
+    /// The reason; `None` for an order that needs none.
+    pub(crate) reason: Option<&'a str>,
 }
 
 /// Outcome of a bulk order on one machine.
@@ -70,37 +97,38 @@ struct BulkPreview {
     rejection: Option<String>,
     /// Why nothing was decided on the machines; `None` if it was.
     undecided_reason: Option<String>,
+    /// What a person types before the order is given, because nothing undoes it.
+    confirmation: Option<v1::OrderConfirmation>,
     /// The exit code that the order would have.
     exit: ExitCode,
 }
 
-/// Gives one order for all machines of a filter.
-pub async fn give_bulk_order(
+/// Gives one order for many machines.
+pub(crate) async fn give_bulk_order(
     context: &CommandContext,
-    selection: &BulkSelection,
-    each: MachineOrder,
-    reason: Option<&str>,
+    request: &BulkOrderRequest<'_>,
 ) -> Result<String, CliError> {
     if context.order_flags.dry_run {
-        let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
+        let preview = preview_bulk_order(context, request).await?;
         context.exit_record.record(preview.exit);
         return render_dry_run(context, &preview);
     }
-    let expected = if let Some(expected) = selection.confirm_count {
-        expected
+    let expected = if let Some(expected) = request.selection.yes_count {
+        Some(expected)
+    } else if !request.names.is_empty() && !may_need_confirmation(request.each.rpc()) {
+        None
     } else {
-        let preview = preview_bulk_order(&context.client, selection, &each, reason).await?;
+        let preview = preview_bulk_order(context, request).await?;
         if let Some(message) = preview.rejection.clone() {
             return Err(CliError::Ended { exit: exit_code(CommandEnd::Rejected), message });
         }
-        let lines = preview_lines(&preview);
-        if lines.is_empty() && context.format == Format::Table {
+        if preview.outcomes.is_empty() && context.format == Format::Table {
             context.exit_record.record(ExitCode::NotFound);
             return Ok("no machine matches; nothing was changed\n".to_owned());
         }
-        if lines.is_empty() { 0 } else { confirm_machine_count(&lines)? }
+        if preview.outcomes.is_empty() { Some(0) } else { confirm_machine_count(context, request, &preview)? }
     };
-    let lines = send_bulk_order(context, selection, &each, reason, expected).await?;
+    let lines = send_bulk_order(context, request, expected).await?;
     if context.format == Format::Json {
         return format_json(&BulkOutput { machines: lines });
     }
@@ -125,7 +153,8 @@ fn render_dry_run(context: &CommandContext, preview: &BulkPreview) -> Result<Str
         "rejection": preview.rejection,
         "undecided_reason": preview.undecided_reason,
     });
-    let outcome = context.format_outcome(answer, &describe_preview(preview))?;
+    let text = describe_preview(preview);
+    let outcome = format_confirmed_outcome(context, answer, &text, preview.confirmation.as_ref())?;
     if context.format == Format::Json {
         return Ok(outcome);
     }
@@ -175,39 +204,36 @@ fn describe_preview(preview: &BulkPreview) -> String {
     text
 }
 
-/// Lists the machines of a bulk order without changing anything. With `--confirm_count`, the preview has a rejection
-/// if another number of machines matches.
+/// Lists the machines of a bulk order without changing anything. With `--yes_count`, the preview has a rejection if the
+/// order is about another number of machines.
 async fn preview_bulk_order(
-    client: &FleetClient,
-    selection: &BulkSelection,
-    each: &MachineOrder,
-    reason: Option<&str>,
+    context: &CommandContext,
+    request: &BulkOrderRequest<'_>,
 ) -> Result<BulkPreview, CliError> {
-    let order =
-        v1::Order { reason: reason_or_placeholder(reason).to_owned(), dry_run: true, ..v1::Order::default() };
-    let request = bulk_request(selection, each, order, selection.confirm_count);
-    let result = BulkOrdersClient::new(client.channel()).submit(request).await;
-    let response = result.map_err(status_to_error)?.into_inner();
+    let expected = request.selection.yes_count;
+    let give = async |service, order| {
+        BulkOrdersClient::new(service).submit(bulk_request(request, order, expected)).await
+    };
+    let response = preview_order(context, reason_or_placeholder(request.reason), give).await?;
     let exit = response.exit_code();
     Ok(BulkPreview {
         outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
         rejection: response.rejection,
         undecided_reason: response.undecided_reason,
+        confirmation: response.confirmation,
         exit,
     })
 }
 
 async fn send_bulk_order(
     context: &CommandContext,
-    selection: &BulkSelection,
-    each: &MachineOrder,
-    reason: Option<&str>,
-    expected: u32,
+    request: &BulkOrderRequest<'_>,
+    expected: Option<u32>,
 ) -> Result<Vec<BulkOutcome>, CliError> {
     let give = async |service, order| {
-        BulkOrdersClient::new(service).submit(bulk_request(selection, each, order, Some(expected))).await
+        BulkOrdersClient::new(service).submit(bulk_request(request, order, expected)).await
     };
-    let response = send_order(context, reason_or_placeholder(reason), give).await?;
+    let response = send_order(context, reason_or_placeholder(request.reason), give).await?;
     response.outcomes.into_iter().map(decode_bulk_outcome).collect()
 }
 
@@ -217,17 +243,17 @@ fn decode_bulk_outcome(one: v1::MachineOrderOutcome) -> Result<BulkOutcome, CliE
 }
 
 fn bulk_request(
-    selection: &BulkSelection,
-    each: &MachineOrder,
+    request: &BulkOrderRequest<'_>,
     order: v1::Order,
     expected: Option<u32>,
 ) -> v1::SubmitBulkOrderRequest {
     v1::SubmitBulkOrderRequest {
-        selector: selection.filters.selector_text(),
+        selector: request.selection.filters.selector_text(),
         order: Some(order),
         expected_machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
-        override_limits: selection.beyond_limits,
-        operation: Some(encode_operation(each)),
+        override_limits: request.selection.beyond_limits,
+        operation: Some(encode_operation(request.each)),
+        names: request.names.to_vec(),
     }
 }
 
@@ -248,10 +274,12 @@ fn encode_operation(each: &MachineOrder) -> Operation {
         MachineOrder::Retire { wipe, keep_authority } => {
             Operation::Retire(v1::RetireOperation { wipe: *wipe, keep_authority: *keep_authority })
         }
+        MachineOrder::CancelRetire => Operation::CancelRetire(v1::CancelRetireOperation {}),
         MachineOrder::Power(PowerOrderKind::Reboot) => Operation::Reboot(v1::RebootOperation {}),
         MachineOrder::Power(switch) => {
             Operation::Power(v1::PowerOperation { action: switch.as_str().to_owned() })
         }
+        MachineOrder::CancelPower => Operation::CancelPower(v1::CancelPowerOperation {}),
         MachineOrder::Prioritize { level, until } => Operation::Prioritize(v1::PrioritizeOperation {
             level: level.as_str().to_owned(),
             expiry: until.map(|until| match until {
@@ -265,26 +293,54 @@ fn encode_operation(each: &MachineOrder) -> Operation {
     }
 }
 
-/// Lists the machines on standard error, and reads their number from the terminal.
-fn confirm_machine_count(listed: &[String]) -> Result<u32, CliError> {
-    for line in listed {
+/// What confirms the number of machines; `None` if they are named and another order undoes this one.
+fn required_count(
+    request: &BulkOrderRequest<'_>,
+    preview: &BulkPreview,
+) -> Result<Option<RequiredConfirmation>, CliError> {
+    let required = RequiredConfirmation::decode(preview.confirmation.as_ref())?;
+    if required.is_some() || !request.names.is_empty() {
+        return Ok(required);
+    }
+    Ok(Some(RequiredConfirmation {
+        kind: ConfirmationKind::Count,
+        text: preview.outcomes.len().to_string(),
+        reason: String::new(),
+    }))
+}
+
+/// Lists the machines on standard error, and reads their number from the terminal. Returns it, or `None` if the order
+/// needs none.
+fn confirm_machine_count(
+    context: &CommandContext,
+    request: &BulkOrderRequest<'_>,
+    preview: &BulkPreview,
+) -> Result<Option<u32>, CliError> {
+    let Some(required) = required_count(request, preview)? else { return Ok(None) };
+    for line in preview_lines(preview) {
         print_stderr(&format!("  {line}"));
     }
-    let machines = format_machine_count(listed.len());
-    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        return Err(CliError::Invalid(format!(
-            "the filters match {machines}, and nothing was ordered; if these are the right ones, give \
-             --confirm_count {}",
-            listed.len()
-        )));
+    let machines = format_machine_count(preview.outcomes.len());
+    let subject = if request.names.is_empty() { "the filters match" } else { "the order names" };
+    let final_note = if required.reason.is_empty() {
+        String::new()
+    } else {
+        format!(", and nothing undoes this order ({})", required.reason)
+    };
+    let fleet = context.client.describe_fleet();
+    if !is_interactive() {
+        let message = format!(
+            "{subject} {machines}{final_note}, and nothing was ordered at {fleet}; if these are the right ones, give \
+             --yes_count {}",
+            required.text
+        );
+        let command = command_with_flags(&context.arguments, &["--yes_count", &required.text]);
+        return Err(CliError::Unconfirmed { message, command });
     }
-    // Without a terminal nothing is read, and the number does not match.
-    let _ = write!(std::io::stderr().lock(), "The filters match {machines}. Type their number to continue: ");
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    line.trim()
-        .parse()
-        .map_err(|_| CliError::Invalid(format!("{:?} is not a number; nothing was ordered", line.trim())))
+    print_stderr(&format!("At {fleet}, {subject} {machines}{final_note}."));
+    let line = read_answer("Type their number to give the order: ")?;
+    check_answer(line.as_deref(), &required)?;
+    Ok(Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX)))
 }
 
 #[cfg(test)]
@@ -299,19 +355,24 @@ mod tests {
         BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome: done.into(), rejected }
     }
 
-    #[test]
-    fn preview_gives_the_reason_where_the_order_would_not_do_what_it_requests() {
-        let mut preview = BulkPreview {
-            outcomes: vec![
-                outcome("a", OutcomeKind::Changed, false),
-                outcome("b", OutcomeKind::Already, false),
-                outcome("c", OutcomeKind::NoEffect, false),
-                outcome("d", OutcomeKind::NoEffect, true),
-            ],
+    fn preview(outcomes: Vec<BulkOutcome>) -> BulkPreview {
+        BulkPreview {
+            outcomes,
             rejection: None,
             undecided_reason: None,
+            confirmation: None,
             exit: ExitCode::Refused,
-        };
+        }
+    }
+
+    #[test]
+    fn preview_gives_the_reason_where_the_order_would_not_do_what_it_requests() {
+        let mut preview = preview(vec![
+            outcome("a", OutcomeKind::Changed, false),
+            outcome("b", OutcomeKind::Already, false),
+            outcome("c", OutcomeKind::NoEffect, false),
+            outcome("d", OutcomeKind::NoEffect, true),
+        ]);
         assert_eq!(preview_lines(&preview), ["rack/a", "rack/b", "rack/c is c", "rack/d is d"]);
         let expected = "this is about 4 machines; the order would be given, and refused on 1 machine, and without \
                         effect on 1 machine";
@@ -324,5 +385,28 @@ mod tests {
         preview.rejection = Some("a limit".to_owned());
         assert_eq!(preview_lines(&preview), names);
         assert_eq!(describe_preview(&preview), "this is about 4 machines; refused: a limit");
+    }
+
+    #[test]
+    fn number_confirms_filters_always_and_names_if_nothing_undoes_the_order() {
+        let (names, selection) = (["a".to_owned(), "b".to_owned()], BulkSelection::default());
+        let mut preview = preview(vec![
+            outcome("a", OutcomeKind::Changed, false),
+            outcome("b", OutcomeKind::Changed, false),
+        ]);
+        let text = |names: &[String], preview: &BulkPreview| {
+            let request =
+                BulkOrderRequest { names, selection: &selection, each: &MachineOrder::Retry, reason: None };
+            required_count(&request, preview).unwrap().map(|required| required.text)
+        };
+        assert_eq!(text(&names, &preview), None);
+        assert_eq!(text(&[], &preview).as_deref(), Some("2"));
+        preview.confirmation = Some(v1::OrderConfirmation {
+            kind: v1::order_confirmation::Kind::Count.into(),
+            text: "2".to_owned(),
+            reason: "it is gone then".to_owned(),
+        });
+        assert_eq!(text(&names, &preview).as_deref(), Some("2"));
+        assert_eq!(text(&[], &preview).as_deref(), Some("2"));
     }
 }

@@ -9,7 +9,7 @@ use proto::fleet::v1;
 use proto::fleet::v1::statistics_client::StatisticsClient;
 
 /// Phases of machines that need nothing.
-const HEALTHY_PHASES: [Phase; 2] = [Phase::Ready, Phase::Installed];
+pub(crate) const HEALTHY_PHASES: [Phase; 2] = [Phase::Ready, Phase::Installed];
 
 /// A number of machines, or a lower bound of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

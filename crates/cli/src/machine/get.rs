@@ -17,18 +17,20 @@ use crate::output::table::or_dash;
 use bmdb::fleet::listing::{HoldSummary, MachineSummary};
 use model::humanize::{humanize_duration, relative_time};
 use model::label;
+use model::machine_view::MachineName;
 use model::schedule::is_healthy_reason;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 
 /// Most names that one call of the API takes.
-const MAX_NAMES: usize = 100;
+pub(super) const MAX_NAMES: usize = 100;
 
 /// Place of the phase in a row.
 pub(super) const PHASE_COLUMN: usize = 1;
 
-const COLUMNS: [Column; 12] = [
+/// Columns of a table of machines.
+pub(super) const COLUMNS: [Column; 12] = [
     Column::always("NAME"),
     Column::always("PHASE"),
     Column::always("SINCE"),
@@ -139,17 +141,23 @@ fn machine_objects(machines: Vec<FetchedMachine>) -> Vec<ListedObject> {
     let with_provider = providers.len() > 1;
     let object = |machine: FetchedMachine| {
         let name = machine.summary.name.short_name();
-        let shown = match &machine.summary.name.provider_id {
-            Some(id) if !with_provider => id.clone(),
-            _ => name.clone(),
-        };
-        let row = machine_row(shown, machine.summary, machine.read_at);
+        let row = machine_row(machine.summary, with_provider, machine.read_at);
         ListedObject { names: ObjectNames::of_name(name), rows: vec![row], document: machine.document }
     };
     machines.into_iter().map(object).collect()
 }
 
-fn machine_row(name: String, line: MachineSummary, now: Timestamp) -> Vec<String> {
+/// The name of a machine in a table.
+pub(super) fn shown_name(name: &MachineName, with_provider: bool) -> String {
+    match &name.provider_id {
+        Some(id) if !with_provider => id.clone(),
+        _ => name.short_name(),
+    }
+}
+
+/// A machine as a row. Its name has the provider in a table of several providers.
+pub(super) fn machine_row(line: MachineSummary, with_provider: bool, now: Timestamp) -> Vec<String> {
+    let name = shown_name(&line.name, with_provider);
     let labels = label::format_labels(&line.labels);
     let uuid = line.name.machine.to_string();
     vec![
@@ -183,7 +191,6 @@ fn format_hold(hold: &HoldSummary, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::machine_view::MachineName;
     use model::time::after;
     use std::time::Duration;
     use uuid::Uuid;

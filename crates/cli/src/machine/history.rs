@@ -2,6 +2,7 @@
 
 use crate::client::decode::{parse_uuid, require_timestamp};
 use crate::error::CliError;
+use crate::output::zone::current_zone;
 use crate::routine::decode_routine_fold;
 use model::routine::{ROUTINE_PROCESS, RoutineFold};
 use model::time::Timestamp;
@@ -36,7 +37,7 @@ pub fn timeline_row(line: &TimelineLine) -> Vec<String> {
 }
 
 fn routine_row(fold: &RoutineFold) -> Vec<String> {
-    let what = fold.describe(ROUTINE_PROCESS.as_str());
+    let what = fold.describe(ROUTINE_PROCESS.as_str(), |at| current_zone().format_time(at));
     vec![format_moment(fold.first_at), "Routine".to_owned(), "-".to_owned(), "-".to_owned(), what]
 }
 

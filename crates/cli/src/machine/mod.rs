@@ -1,8 +1,9 @@
 //! Commands about machines: lists, explanations and orders.
 //!
-//! A command names one machine, or selects many by filters ([`selection`][]). An order for many is a bulk order
-//! ([`bulk_order`][]): the machines are listed, and their number is confirmed before anything is sent. An order for one
-//! machine is decided by the server, under the machine's lock and on the facts that are read there
+//! A command that reads names one machine, or selects many by filters ([`selection`][]). An order names any number of
+//! machines, also on standard input, or selects them ([`order_targets`][]). An order for many is a bulk order
+//! ([`bulk_order`][]): the machines of a filter are listed, and their number is confirmed before anything is sent.
+//! `machine_order` chooses between both. An order for one machine is decided by the server, under the machine's lock and on the facts that are read there
 //! ([`bmdb::orders::machine_decision`]). It writes one line of history and one of the audit, with the operator and the
 //! reason.
 
@@ -17,6 +18,9 @@ pub mod history;
 pub mod hold;
 pub mod label;
 pub mod logs;
+mod machine_order;
+pub mod named;
+pub mod order_targets;
 pub mod outcome;
 pub mod power;
 pub mod prioritize;

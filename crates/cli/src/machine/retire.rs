@@ -2,12 +2,16 @@
 
 use clap::{Args, Subcommand};
 
+use crate::client::fleet_client::ApiChannel;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::machine::bulk_order::{BULK_GROUPS, BulkSelection, give_bulk_order};
-use crate::machine::outcome::format_response;
-use crate::order::reason::{reason_or_placeholder, require_why_reason};
-use crate::order::retry::send_order;
+use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
+use crate::machine::order_targets::OrderTargets;
+use crate::machine::outcome::{describe_effect, format_response};
+use crate::order::confirmation::{ConfirmFlag, RequiredConfirmation, require_confirmation};
+use crate::order::reason::require_why_reason;
+use crate::order::retry::{preview_order, send_order};
+use crate::order::wait_flags::WaitFlags;
 use bmdb::orders::machine_order::MachineOrder;
 use model::process::UnknownName;
 use model::retirement::RetirementStage;
@@ -18,9 +22,13 @@ pub(crate) const RETIRE_EXAMPLES: &str = "\
 Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
   shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire sim-0007 --reason 'its lease ends' --wait --timeout 2h
   shepherdctl retire sim-0007 --keep_authority --reason 'its disks are shredded'
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
   shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'
+
+Nothing undoes a retirement once the provider has the order. Type the name of the machine, or give --yes; for
+several machines, type their number, or give --yes_count.
 
 A member of the control plane of a cluster has the key of the cluster's authority on its disk.
 So the authority is replaced after the machine has left, and etcd of the other members restarts
@@ -42,9 +50,6 @@ pub struct RetireArgs {
     /// What to do with a retirement that was begun
     #[command(subcommand)]
     pub command: Option<RetireCommand>,
-    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; omit it to select by filters
-    #[arg(value_name = "M", required_unless_present_any = BULK_GROUPS, conflicts_with_all = BULK_GROUPS)]
-    pub machine: Option<String>,
     /// Wipe the machine first (not supported by any agent or provider of this release)
     #[arg(long)]
     pub wipe: bool,
@@ -54,9 +59,15 @@ pub struct RetireArgs {
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
     pub reason: Option<String>,
-    /// Filters that select many machines instead of one.
+    /// Whether to wait for the end of the work.
     #[command(flatten)]
-    pub selection: BulkSelection,
+    pub waiting: WaitFlags,
+    /// Confirmation without a terminal.
+    #[command(flatten)]
+    pub confirm: ConfirmFlag,
+    /// The machines of the order.
+    #[command(flatten)]
+    pub targets: OrderTargets,
 }
 
 /// Subcommands of `retire`, about retirements that have begun.
@@ -70,15 +81,15 @@ pub enum RetireCommand {
     Waive(WaiveStage),
 }
 
-/// Arguments of `retire cancel`: the machine of the retirement to cancel.
+/// Arguments of `retire cancel`: the machines of the retirements to cancel.
 #[derive(Debug, Args)]
 pub struct CancelRetire {
-    /// Machine: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
-    #[arg(value_name = "M")]
-    pub machine: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+    /// The machines of the order.
+    #[command(flatten)]
+    pub targets: OrderTargets,
 }
 
 /// Arguments of `retire waive`: the stage to skip, and the confirmation.
@@ -90,7 +101,7 @@ pub struct WaiveStage {
     /// The stage: wipe or release
     #[arg(value_name = "STAGE")]
     pub stage: String,
-    /// Words that confirm what remains undone; without this flag, the error shows the exact words
+    /// Words that confirm what remains undone; without this flag, the terminal or the error shows the exact words
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]
     pub confirm: String,
     /// Why, for the audit
@@ -104,51 +115,69 @@ pub async fn run_retire_command(
     arguments: &RetireArgs,
 ) -> Result<String, CliError> {
     match &arguments.command {
-        Some(RetireCommand::Cancel(cancel)) => cancel_retirement(context, cancel).await,
+        Some(RetireCommand::Cancel(cancel)) => cancel_retirements(context, cancel).await,
         Some(RetireCommand::Waive(waive)) => waive_stage(context, waive).await,
-        None => retire_machine(context, arguments).await,
+        None => retire_machines(context, arguments).await,
     }
 }
 
-/// Runs `retire M`: orders the retirement of a machine.
-async fn retire_machine(context: &CommandContext, arguments: &RetireArgs) -> Result<String, CliError> {
-    let reason = require_why_reason(arguments.reason.as_deref().unwrap_or_default())?;
+/// Runs `retire M…`: orders the retirement of machines.
+async fn retire_machines(context: &CommandContext, arguments: &RetireArgs) -> Result<String, CliError> {
     let (wipe, keep_authority) = (arguments.wipe, arguments.keep_authority);
-    let Some(machine) = arguments.machine.as_deref() else {
-        let retire = MachineOrder::Retire { wipe, keep_authority };
-        return give_bulk_order(context, &arguments.selection, retire, Some(reason)).await;
+    let request = MachineOrderRequest {
+        names: arguments.targets.read_names()?,
+        selection: &arguments.targets.selection,
+        each: MachineOrder::Retire { wipe, keep_authority },
+        reason: Some(require_why_reason(arguments.reason.as_deref().unwrap_or_default())?),
+        is_confirmed: arguments.confirm.yes,
     };
-    let give = async |service, order| {
-        let request =
-            v1::RetireRequest { machine: machine.to_owned(), order: Some(order), wipe, keep_authority };
+    let give = async |service, machine, order| {
+        let request = v1::RetireRequest { machine, order: Some(order), wipe, keep_authority };
         MachinesClient::new(service).retire(request).await
     };
-    format_response(context, send_order(context, reason, give).await?)
+    give_machine_order(context, request, give).await
 }
 
-/// Runs `retire cancel M`: cancels the retirement of a machine.
-async fn cancel_retirement(context: &CommandContext, arguments: &CancelRetire) -> Result<String, CliError> {
-    let reason = reason_or_placeholder(arguments.reason.as_deref());
-    let give = async |service, order| {
-        let request = v1::CancelRetireRequest { machine: arguments.machine.clone(), order: Some(order) };
+/// Runs `retire cancel M…`: cancels the retirements of machines.
+async fn cancel_retirements(context: &CommandContext, arguments: &CancelRetire) -> Result<String, CliError> {
+    let request = MachineOrderRequest {
+        names: arguments.targets.read_names()?,
+        selection: &arguments.targets.selection,
+        each: MachineOrder::CancelRetire,
+        reason: arguments.reason.as_deref(),
+        is_confirmed: false,
+    };
+    let give = async |service, machine, order| {
+        let request = v1::CancelRetireRequest { machine, order: Some(order) };
         MachinesClient::new(service).cancel_retire(request).await
     };
-    format_response(context, send_order(context, reason, give).await?)
+    give_machine_order(context, request, give).await
 }
 
-/// Runs `retire waive M STAGE`: skips a stage of the retirement.
+/// Runs `retire waive M STAGE`: skips a stage of the retirement. The words that confirm it are in the order itself, so
+/// that the server compares them.
 async fn waive_stage(context: &CommandContext, arguments: &WaiveStage) -> Result<String, CliError> {
     let reason = require_why_reason(&arguments.reason)?;
     let stage: RetirementStage =
         arguments.stage.parse().map_err(|error: UnknownName| CliError::Invalid(error.to_string()))?;
-    let give = async |service, order| {
+    let give = async |service: ApiChannel, order: v1::Order, confirmation: String| {
         let request = v1::WaiveStageRequest {
             machine: arguments.machine.clone(),
             order: Some(order),
             stage: stage.as_str().to_owned(),
-            confirmation: arguments.confirm.clone(),
+            confirmation,
         };
         MachinesClient::new(service).waive_stage(request).await
     };
+    let mut words = arguments.confirm.clone();
+    if words.is_empty() && !context.order_flags.dry_run {
+        let preview = async |service: ApiChannel, order: v1::Order| give(service, order, String::new()).await;
+        let dry_run = preview_order(context, reason, preview).await?;
+        if let Some(required) = RequiredConfirmation::decode(dry_run.confirmation.as_ref())? {
+            require_confirmation(context, &describe_effect(&dry_run), &required)?;
+            words = required.text;
+        }
+    }
+    let give = async |service: ApiChannel, order: v1::Order| give(service, order, words.clone()).await;
     format_response(context, send_order(context, reason, give).await?)
 }

@@ -1,4 +1,4 @@
-//! Selection of machines: one by its name, or many by a selector, for lists, watches and bulk orders.
+//! Selection of machines: one by its name, or many by a selector, for lists, watches, `wait` and bulk orders.
 //!
 //! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector.
 
@@ -75,6 +75,12 @@ impl MachineFilters {
             && self.label.is_empty()
             && self.selector.as_ref().is_none_or(Selector::is_empty);
         is_alone.then_some(self.provider.as_slice())
+    }
+
+    /// Whether a flag selects machines. An empty selector is one: it selects all.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.selector.is_some() || !self.selector_text().is_empty()
     }
 
     /// The selector for a call of the API: that of the flag, and a term for each of the others.

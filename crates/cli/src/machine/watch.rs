@@ -1,28 +1,40 @@
-//! `watch`: print machines as they change; reconnect and resume.
+//! `get machines --watch`, `watch`: print machines, then a line for each change; reconnect and resume.
 //!
 //! The stream `Machines.Watch` starts with all machines, and its messages contain a resume token. If the shepherd
 //! stops or its host dies, the watch resumes at the next server of the context, for as long as `decide_reconnect`
 //! decides. A watch over a connection to the database resumes there. A resumed stream repeats each machine once within
 //! some minutes. A machine that has not changed is not printed again.
+//!
+//! A table begins when the stream has sent all machines, because the widths of its columns follow from them. The JSON
+//! of a message is that of the API. Bookmarks are left out.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use backoff::ExponentialBackoff;
 use clap::Args;
-use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Code, Status};
+use tonic::Status;
 use uuid::Uuid;
 
-use crate::client::decode::parse_uuid;
+use crate::client::decode::{decode_machine_name, decode_timestamp, parse_uuid};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::client::reconnect::{OUTAGE_LIMIT, ReconnectDecision, decide_reconnect};
 use crate::error::CliError;
+use crate::machine::get::{COLUMNS, MachineListArgs, machine_row, shown_name};
+use crate::machine::named::fetch_named_machines;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
-use crate::output::table::pad_right;
-use crate::output::{Format, Output, print_chunk, print_stderr, yaml};
-use bmdb::fleet::listing::MachineSummary;
+use crate::object::document::ObjectDocument;
+use crate::object::kind::ObjectKind;
+use crate::object::list::TableStyle;
+use crate::object::watch_table::WatchTable;
+use crate::output::table::terminal_width;
+use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
+use crate::target_flags::TargetFlags;
+use model::machine_view::MachineName;
+use model::phase::Phase;
+use model::selector::compose::{any_of, quote_value};
+use model::time::{Timestamp, after};
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
 use proto::fleet::v1::watch_machines_response::Event;
@@ -30,15 +42,12 @@ use proto::fleet::v1::watch_machines_response::Event;
 pub(crate) const WATCH_EXAMPLES: &str = "\
 Examples:
   shepherdctl watch -l 'phase in (NeedsHuman,Quarantined)'
-  shepherdctl watch --provider rack-a -o json | jq -c '[.event, .provider_id, .phase]'";
+  shepherdctl watch --provider rack-a -o json | jq -c '.machine | [.name.providerId, .phase]'";
 
 /// Longest silence of a stream: the shepherd sends a bookmark every few seconds.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to retry while no server answers.
-const OUTAGE_LIMIT: Duration = Duration::from_mins(5);
-/// The waits before a reconnection. The shortest is 200 ms.
-const RECONNECT_BACKOFF: ExponentialBackoff =
-    ExponentialBackoff { initial: Duration::from_millis(400), factor: 2.0, max: Duration::from_secs(5) };
+/// Most providers in the selector of a watch of names.
+const MAX_PROVIDERS: usize = 50;
 
 /// Arguments of `watch`: filters that select the machines.
 #[derive(Debug, Args)]
@@ -48,52 +57,49 @@ pub struct WatchArgs {
     pub filters: MachineFilters,
 }
 
-/// What to do after the end of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReconnectDecision {
-    /// The watch was rejected: return the error.
-    Fail,
-    /// Start again, without a resume token.
-    Restart,
-    /// Resume at the next server after this wait.
-    ResumeAfter(Duration),
-    /// No server has answered for too long.
-    GiveUp,
+/// Which machines a watch is about, and how it prints them.
+pub(crate) struct WatchRequest<'a> {
+    /// Names of machines. Empty: those that the filters select.
+    pub(crate) names: &'a [String],
+    /// Filters that select machines.
+    pub(crate) filters: &'a MachineFilters,
+    /// Whether machines that were retired before are left out.
+    pub(crate) omits_retired: bool,
+    /// Whether a table has the names of its columns above it.
+    pub(crate) headers: bool,
+    /// The output that the command line requests.
+    pub(crate) output: &'a Output,
+    /// The flags that name the fleet, for commands in messages.
+    pub(crate) target_flags: &'a TargetFlags,
 }
 
-/// Decides what to do after the end of a stream with this code. `broken` is whether the client created the status
-/// because the connection ended. `failures` counts the streams in a row without a message, and `unheard` is the time
-/// since the last message. `roll` is uniform in 0..1.
-fn decide_reconnect(
-    code: Code,
-    broken: bool,
-    failures: u32,
-    unheard: Duration,
-    roll: f64,
-) -> ReconnectDecision {
-    let passes = matches!(
-        code,
-        Code::Ok
-            | Code::Unavailable
-            | Code::Cancelled
-            | Code::Unknown
-            | Code::DeadlineExceeded
-            // The server has too many watches, or this client reads too slowly.
-            | Code::ResourceExhausted
-    );
-    match code {
-        Code::OutOfRange => ReconnectDecision::Restart,
-        _ if !passes && !broken => ReconnectDecision::Fail,
-        _ if unheard >= OUTAGE_LIMIT => ReconnectDecision::GiveUp,
-        _ => ReconnectDecision::ResumeAfter(RECONNECT_BACKOFF.delay(failures.saturating_add(1), roll)),
+impl<'a> WatchRequest<'a> {
+    /// The request of `watch`.
+    pub(crate) fn of_watch(args: &'a WatchArgs, output: &'a Output, target_flags: &'a TargetFlags) -> Self {
+        let omits_retired = !args.filters.selects_retired();
+        Self { names: &[], filters: &args.filters, omits_retired, headers: true, output, target_flags }
+    }
+
+    /// The request of `get machines --watch`.
+    pub(crate) fn of_list(
+        names: &'a [String],
+        list: &'a MachineListArgs,
+        headers: bool,
+        output: &'a Output,
+        target_flags: &'a TargetFlags,
+    ) -> Self {
+        let omits_retired = names.is_empty() && list.omits_retired();
+        Self { names, filters: &list.filters, omits_retired, headers, output, target_flags }
     }
 }
 
 /// The printed state of each machine, and the machines of the current stream.
 #[derive(Default)]
 struct PrintedMachines {
-    machines: HashMap<Uuid, MachineSummary>,
+    machines: HashMap<Uuid, v1::Machine>,
     in_this_stream: HashSet<Uuid>,
+    /// Whether a machine that was retired before is left out.
+    omits_retired: bool,
 }
 
 impl PrintedMachines {
@@ -102,20 +108,24 @@ impl PrintedMachines {
         self.in_this_stream.clear();
     }
 
-    /// Whether to print this machine. A new stream repeats each machine, and an unchanged one is not printed again.
-    fn is_new(&mut self, line: &MachineSummary) -> bool {
-        let machine = line.name.machine;
-        let steady = MachineSummary { heartbeat_at: None, ready_at: None, ..line.clone() };
-        let again = self.in_this_stream.insert(machine);
-        let same = self.machines.get(&machine) == Some(&steady);
-        self.machines.insert(machine, steady);
+    /// Whether to print this machine. A new stream repeats each machine, and an unchanged one is not printed again. A
+    /// machine that is retired while it is watched is.
+    fn is_new(&mut self, id: Uuid, machine: &v1::Machine) -> bool {
+        let steady = v1::Machine { heartbeat_at: None, ready_at: None, ..machine.clone() };
+        let again = self.in_this_stream.insert(id);
+        let former = self.machines.get(&id);
+        if former.is_none() && self.omits_retired && machine.phase == Phase::Retired.as_str() {
+            return false;
+        }
+        let same = former == Some(&steady);
+        self.machines.insert(id, steady);
         !(again && same)
     }
 
-    /// Removes a machine, and returns whether it was printed before.
-    fn remove(&mut self, machine: Uuid) -> bool {
+    /// Removes a machine, and returns it if it was printed before.
+    fn remove(&mut self, machine: Uuid) -> Option<v1::Machine> {
         self.in_this_stream.remove(&machine);
-        self.machines.remove(&machine).is_some()
+        self.machines.remove(&machine)
     }
 
     /// Printed machines that are not in the current stream, once it has sent all machines.
@@ -124,15 +134,14 @@ impl PrintedMachines {
     }
 }
 
-/// One line of output for programs.
-#[derive(Serialize)]
-struct WatchLine<'a> {
-    /// `machine` for a state, `removed` for a removal.
-    event: &'static str,
-    #[serde(flatten)]
-    summary: Option<&'a MachineSummary>,
-    #[serde(skip_serializing_if = "Option::is_none", rename = "machine")]
-    removed: Option<Uuid>,
+/// The table of a watch, from the moment when its first machines are known.
+#[derive(Default)]
+enum TableState {
+    /// The stream has not sent all machines yet.
+    #[default]
+    Collecting,
+    /// These are the columns, and whether names have their providers.
+    Printed(WatchTable, bool),
 }
 
 /// Why a stream ended.
@@ -155,22 +164,21 @@ impl From<CliError> for WatchEnd {
     }
 }
 
-/// Runs `watch`: prints changes until standard output is closed.
-pub async fn watch_machines(
-    client: &FleetClient,
-    filters: &WatchArgs,
-    output: &Output,
-) -> Result<(), CliError> {
-    if matches!(output, Output::CustomColumns(_)) {
-        return Err(CliError::Invalid(
-            "a watch cannot align columns, because it has no end; use -o jsonpath=TEMPLATE".to_owned(),
-        ));
-    }
+/// Prints machines and their changes until standard output is closed.
+pub(crate) async fn watch_machines(client: &FleetClient, request: &WatchRequest<'_>) -> Result<(), CliError> {
+    request.output.require_endless()?;
+    let (selector, selected) = select_machines(client, request).await?;
     let mut watching = WatchSession {
         client: client.clone(),
-        selector: filters.filters.selector_text(),
-        output: output.clone(),
-        printed: PrintedMachines::default(),
+        selector,
+        selected,
+        output: request.output.clone(),
+        empty: request.target_flags.qualify(ObjectKind::Machine.row().empty),
+        headers: request.headers,
+        printed: PrintedMachines { omits_retired: request.omits_retired, ..PrintedMachines::default() },
+        first: Vec::new(),
+        table: TableState::default(),
+        clock: None,
         resume_token: String::new(),
         last_message_at: Instant::now(),
         failures: 0,
@@ -186,11 +194,51 @@ pub async fn watch_machines(
     }
 }
 
+/// The selector of the stream, and the machines of it to print; `None` for all of them. A stream cannot be limited to
+/// names, so it has all machines of their providers.
+async fn select_machines(
+    client: &FleetClient,
+    request: &WatchRequest<'_>,
+) -> Result<(String, Option<HashSet<Uuid>>), CliError> {
+    if request.names.is_empty() {
+        return Ok((request.filters.selector_text(), None));
+    }
+    let named = fetch_named_machines(client, request.names).await?;
+    match unresolved_error(&named.unresolved, request.output, request.target_flags) {
+        Some(error) if named.machines.is_empty() => return Err(error),
+        Some(error) => report_error(&error, request.output, request.target_flags),
+        None => {}
+    }
+    let names = named.machines.into_iter().map(|machine| decode_machine_name(machine.name));
+    let names = names.collect::<Result<Vec<MachineName>, CliError>>()?;
+    Ok((select_providers(&names), Some(names.iter().map(|name| name.machine).collect())))
+}
+
+/// The selector of the providers of these machines. It is empty if one has no provider, because no term about providers
+/// is met there, and if there are many providers.
+fn select_providers(names: &[MachineName]) -> String {
+    let providers: Option<BTreeSet<&str>> = names.iter().map(|name| name.provider.as_deref()).collect();
+    let providers = providers.filter(|providers| providers.len() <= MAX_PROVIDERS).unwrap_or_default();
+    let quoted: Vec<String> = providers.into_iter().map(quote_value).collect();
+    any_of("provider", &quoted).unwrap_or_default()
+}
+
 struct WatchSession {
     client: FleetClient,
+    /// The selector of the stream.
     selector: String,
+    /// The machines to print; `None` for all of the stream.
+    selected: Option<HashSet<Uuid>>,
     output: Output,
+    /// What is printed if no machine is selected.
+    empty: String,
+    headers: bool,
     printed: PrintedMachines,
+    /// The machines of the table before it is printed, in the order in which they were sent.
+    first: Vec<Uuid>,
+    table: TableState,
+    /// The database's time in the last bookmark, and when it was received.
+    clock: Option<(Timestamp, Instant)>,
     /// Where to resume; empty at the start.
     resume_token: String,
     last_message_at: Instant,
@@ -210,60 +258,128 @@ impl WatchSession {
             let response = result.unwrap_or_else(|_| Err(Status::deadline_exceeded("no message in time")))?;
             let Some(response) = response else { return Ok(()) };
             (self.last_message_at, self.failures) = (Instant::now(), 0);
-            match response.event {
-                Some(Event::Machine(machine)) => {
-                    let line = decode_machine(machine)?;
-                    if self.printed.is_new(&line) {
-                        self.print_machine(&line)?;
-                    }
-                }
-                Some(Event::RemovedMachine(machine)) => {
-                    let machine = parse_uuid(&machine, "a machine's id")?;
-                    self.print_removed(machine)?;
-                }
-                Some(Event::Bookmark(_)) if !complete => {
-                    complete = true;
-                    for machine in self.printed.missing_machines() {
-                        self.print_removed(machine)?;
-                    }
-                }
-                Some(Event::Bookmark(_)) | None => {}
-            }
+            let is_first = !complete;
+            complete = complete || matches!(response.event, Some(Event::Bookmark(_)));
+            self.handle_message(&response, is_first)?;
             if !response.resume_token.is_empty() {
                 self.resume_token = response.resume_token;
             }
         }
     }
 
-    fn print_machine(&self, line: &MachineSummary) -> Result<(), WatchEnd> {
-        let text = match (&self.output, self.output.format()) {
-            (_, Format::Table) => machine_row(line),
-            (Output::Name, _) => format!("{}\n", line.name.short_name()),
-            _ => self.format_line(&WatchLine { event: "machine", summary: Some(line), removed: None })?,
+    /// Prints a message. `is_first` is whether the stream has not sent all machines before it.
+    fn handle_message(
+        &mut self,
+        response: &v1::WatchMachinesResponse,
+        is_first: bool,
+    ) -> Result<(), WatchEnd> {
+        match &response.event {
+            Some(Event::Machine(machine)) => {
+                let id = decode_machine_name(machine.name.clone())?.machine;
+                if self.is_selected(id) && self.printed.is_new(id, machine) {
+                    self.print_machine(id, machine, response)?;
+                }
+            }
+            Some(Event::RemovedMachine(machine)) => {
+                let id = parse_uuid(machine, "a machine's id")?;
+                self.print_removed(id, &response.resume_token)?;
+            }
+            Some(Event::Bookmark(bookmark)) => {
+                let read_at = bookmark.read_at.and_then(decode_timestamp);
+                self.clock = read_at.map(|at| (at, Instant::now())).or(self.clock);
+                if is_first {
+                    for machine in self.printed.missing_machines() {
+                        self.print_removed(machine, &response.resume_token)?;
+                    }
+                }
+                self.print_table()?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn is_selected(&self, machine: Uuid) -> bool {
+        self.selected.as_ref().is_none_or(|selected| selected.contains(&machine))
+    }
+
+    /// The present time of the database, or `None` before the first bookmark.
+    fn now(&self) -> Option<Timestamp> {
+        self.clock.map(|(at, received)| after(at, received.elapsed()))
+    }
+
+    fn print_machine(
+        &mut self,
+        id: Uuid,
+        machine: &v1::Machine,
+        response: &v1::WatchMachinesResponse,
+    ) -> Result<(), WatchEnd> {
+        let text = match (&self.output, &self.table) {
+            (Output::Table | Output::Wide, TableState::Collecting) => {
+                self.first.push(id);
+                return Ok(());
+            }
+            (Output::Table | Output::Wide, TableState::Printed(table, with_provider)) => {
+                let line = decode_machine(machine.clone())?;
+                let now = self.now().unwrap_or(line.phase_since);
+                table.format_row(&machine_row(line, *with_provider, now), terminal_width())
+            }
+            (Output::Name, _) => format!("{}\n", decode_machine_name(machine.name.clone())?.short_name()),
+            _ => self.format_message(response)?,
         };
         print_or_end(&text)
     }
 
-    fn print_removed(&mut self, machine: Uuid) -> Result<(), WatchEnd> {
-        if !self.printed.remove(machine) {
+    fn print_removed(&mut self, machine: Uuid, resume_token: &str) -> Result<(), WatchEnd> {
+        let Some(former) = self.printed.remove(machine) else { return Ok(()) };
+        let name = decode_machine_name(former.name)?;
+        let text = match (&self.output, &self.table) {
+            (Output::Table | Output::Wide, TableState::Collecting) => return Ok(()),
+            (Output::Table | Output::Wide, TableState::Printed(table, with_provider)) => {
+                table.format_removed(&shown_name(&name, *with_provider), terminal_width())
+            }
+            (Output::Name, _) => format!("{}\n", name.short_name()),
+            _ => self.format_message(&v1::WatchMachinesResponse {
+                event: Some(Event::RemovedMachine(machine.to_string())),
+                resume_token: resume_token.to_owned(),
+            })?,
+        };
+        print_or_end(&text)
+    }
+
+    /// Prints the table of the first machines, if it is not printed yet.
+    fn print_table(&mut self) -> Result<(), WatchEnd> {
+        let is_table = matches!(self.output, Output::Table | Output::Wide);
+        if !is_table || !matches!(self.table, TableState::Collecting) {
             return Ok(());
         }
-        let text = match (&self.output, self.output.format()) {
-            (_, Format::Table) => {
-                format!("{:.8}  {:<24}  removed, or no longer matched\n", machine.to_string(), "-")
-            }
-            (Output::Name, _) => format!("{machine}\n"),
-            _ => self.format_line(&WatchLine { event: "removed", summary: None, removed: Some(machine) })?,
-        };
+        if self.first.is_empty() {
+            print_stderr(&self.empty);
+        }
+        let (first, mut known) = (std::mem::take(&mut self.first), HashSet::new());
+        // One that changed before the end of the list was sent twice, and one that is gone again is not printed.
+        let first = first.iter().filter(|machine| known.insert(**machine));
+        let machines = first.filter_map(|machine| self.printed.machines.get(machine)).cloned();
+        let machines = machines.map(decode_machine).collect::<Result<Vec<_>, CliError>>()?;
+        let providers: HashSet<Option<&str>> =
+            machines.iter().map(|machine| machine.name.provider.as_deref()).collect();
+        let with_provider = providers.len() > 1;
+        let now = self.now();
+        let rows: Vec<Vec<String>> = machines
+            .into_iter()
+            .map(|machine| {
+                let now = now.unwrap_or(machine.phase_since);
+                machine_row(machine, with_provider, now)
+            })
+            .collect();
+        let style = TableStyle { wide: self.output == Output::Wide, headers: self.headers };
+        let (table, text) = WatchTable::new(&COLUMNS, &rows, style, terminal_width());
+        self.table = TableState::Printed(table, with_provider);
         print_or_end(&text)
     }
 
-    fn format_line(&self, line: &WatchLine<'_>) -> Result<String, CliError> {
-        Ok(match &self.output {
-            Output::Yaml => format!("---\n{}", yaml::format_document(&serde_json::to_value(line)?)?),
-            Output::JsonPath(template) => template.render(&serde_json::to_value(line)?),
-            _ => format!("{}\n", serde_json::to_string(line)?),
-        })
+    fn format_message(&self, response: &v1::WatchMachinesResponse) -> Result<String, CliError> {
+        self.output.format_line(&ObjectDocument::of_message(response).to_json()?)
     }
 
     /// Prepares the next stream, or returns why there is none.
@@ -305,19 +421,6 @@ impl WatchSession {
     }
 }
 
-/// A machine as a line of a log.
-fn machine_row(line: &MachineSummary) -> String {
-    let why = match &line.working {
-        Some(process) => format!("{process} is under way"),
-        None => line.reason.clone(),
-    };
-    let name = if line.name.provider_id.is_some() { line.name.short_name() } else { "-".to_owned() };
-    let since = line.phase_since.format("%Y-%m-%d %H:%M:%S");
-    let why = why.replace(['\n', '\r', '\t'], " ");
-    let (id, name) = (line.name.machine.to_string(), pad_right(&name, 24));
-    format!("{id:.8}  {name}  {:<16}  since {since}  {why}\n", line.phase)
-}
-
 fn print_or_end(text: &str) -> Result<(), WatchEnd> {
     match print_chunk(text) {
         Ok(true) => Ok(()),
@@ -329,73 +432,89 @@ fn print_or_end(text: &str) -> Result<(), WatchEnd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::machine_view::MachineName;
-    use model::time::Timestamp;
+    use proto::fleet::v1::Bookmark;
 
-    #[test]
-    fn transient_errors_are_retried_for_a_bounded_time() {
-        let (millis, long) = (Duration::from_millis, OUTAGE_LIMIT);
-        for (code, broken, failures, unheard, expected) in [
-            (Code::Unavailable, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
-            (Code::Ok, false, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
-            (Code::Unknown, true, 2, millis(0), ReconnectDecision::ResumeAfter(millis(1600))),
-            (Code::DeadlineExceeded, false, 99, millis(0), ReconnectDecision::ResumeAfter(millis(5000))),
-            (Code::ResourceExhausted, false, 1, millis(0), ReconnectDecision::ResumeAfter(millis(800))),
-            (Code::Internal, true, 0, millis(0), ReconnectDecision::ResumeAfter(millis(400))),
-            (Code::Internal, false, 0, millis(0), ReconnectDecision::Fail),
-            (Code::Unauthenticated, false, 0, millis(0), ReconnectDecision::Fail),
-            (Code::InvalidArgument, false, 0, long, ReconnectDecision::Fail),
-            (Code::OutOfRange, false, 0, long, ReconnectDecision::Restart),
-            (Code::Unavailable, false, 3, long, ReconnectDecision::GiveUp),
-        ] {
-            assert_eq!(
-                decide_reconnect(code, broken, failures, unheard, 1.0),
-                expected,
-                "{code:?} {broken} {failures}"
-            );
+    fn machine(number: u128, phase: &str) -> v1::Machine {
+        let name = v1::MachineName {
+            machine: Uuid::from_u128(number).to_string(),
+            provider: Some("sim".to_owned()),
+            provider_id: Some(format!("sim-{number}")),
+        };
+        v1::Machine {
+            name: Some(name),
+            phase: phase.to_owned(),
+            phase_since: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+            ..v1::Machine::default()
         }
-        let soonest = decide_reconnect(Code::Unavailable, false, 0, millis(0), 0.0);
-        assert_eq!(soonest, ReconnectDecision::ResumeAfter(millis(200)));
     }
 
-    fn line(number: u128, phase: &str) -> MachineSummary {
-        let name = MachineName { machine: Uuid::from_u128(number), provider: None, provider_id: None };
-        MachineSummary {
-            name,
-            phase: phase.to_owned(),
-            phase_since: Timestamp::UNIX_EPOCH,
-            address: None,
-            location: None,
-            heartbeat_at: None,
-            working: None,
-            process: None,
-            ready_at: None,
-            reason: "because\nof that".to_owned(),
-            labels: model::label::Labels::new(),
-            priority: None,
-            cluster: None,
-            hold: None,
-        }
+    fn is_new(printed: &mut PrintedMachines, machine: &v1::Machine) -> bool {
+        let id = decode_machine_name(machine.name.clone()).unwrap().machine;
+        printed.is_new(id, machine)
     }
 
     #[test]
     fn new_stream_prints_only_changed_machines() {
-        let mut seen = PrintedMachines::default();
-        assert!(seen.is_new(&line(1, "Ready")) && seen.is_new(&line(2, "Ready")));
-        assert!(seen.is_new(&line(1, "Silent")));
-        seen.start_stream();
-        let summary = MachineSummary { heartbeat_at: Some(Timestamp::UNIX_EPOCH), ..line(1, "Silent") };
-        assert!(!seen.is_new(&summary), "nothing but a heartbeat is other");
-        assert!(seen.is_new(&summary), "the same stream tells what it knows to be other");
-        assert_eq!(seen.missing_machines(), [Uuid::from_u128(2)]);
-        assert!(seen.remove(Uuid::from_u128(2)) && !seen.remove(Uuid::from_u128(2)));
-        assert!(seen.is_new(&line(2, "New")), "it is back");
+        let mut printed = PrintedMachines::default();
+        assert!(is_new(&mut printed, &machine(1, "Ready")) && is_new(&mut printed, &machine(2, "Ready")));
+        assert!(is_new(&mut printed, &machine(1, "Silent")));
+        printed.start_stream();
+        let heartbeat_at = Some(prost_types::Timestamp { seconds: 2, nanos: 0 });
+        let summary = v1::Machine { heartbeat_at, ..machine(1, "Silent") };
+        assert!(!is_new(&mut printed, &summary), "nothing but a heartbeat is other");
+        assert!(is_new(&mut printed, &summary), "the server sends what it knows to be other");
+        let second = Uuid::from_u128(2);
+        assert_eq!(printed.missing_machines(), [second]);
+        assert!(printed.remove(second).is_some() && printed.remove(second).is_none());
+        assert!(is_new(&mut printed, &machine(2, "New")), "it is back");
     }
 
     #[test]
-    fn line_is_one_line() {
-        let text = machine_row(&line(1, "Ready"));
-        assert_eq!(text.lines().count(), 1, "{text}");
-        assert!(text.ends_with("because of that\n"), "{text}");
+    fn retired_machine_is_printed_only_if_it_was_there_before() {
+        for (omits_retired, expected) in [(true, false), (false, true)] {
+            let mut printed = PrintedMachines { omits_retired, ..PrintedMachines::default() };
+            assert!(is_new(&mut printed, &machine(1, "Retiring")));
+            assert!(is_new(&mut printed, &machine(1, "Retired")), "it changed");
+            assert_eq!(is_new(&mut printed, &machine(2, "Retired")), expected);
+        }
+    }
+
+    #[test]
+    fn named_machines_are_selected_by_their_providers() {
+        let name = |provider: Option<&str>| MachineName {
+            machine: Uuid::from_u128(1),
+            provider: provider.map(str::to_owned),
+            provider_id: None,
+        };
+        for (providers, expected) in [
+            (&[Some("rack b"), Some("rack-a"), Some("rack-a")][..], "provider in (\"rack b\",rack-a)"),
+            (&[Some("sim")], "provider=sim"),
+            (&[Some("sim"), None], ""),
+        ] {
+            let names: Vec<MachineName> = providers.iter().map(|provider| name(*provider)).collect();
+            assert_eq!(select_providers(&names), expected, "{providers:?}");
+        }
+        let many: Vec<String> = (0..=MAX_PROVIDERS).map(|number| format!("rack-{number}")).collect();
+        let many: Vec<MachineName> = many.iter().map(|provider| name(Some(provider))).collect();
+        assert_eq!(select_providers(&many), "", "the list of them is longer than what it leaves out");
+    }
+
+    #[test]
+    fn message_is_printed_as_the_api_sends_it() {
+        let message = |event| v1::WatchMachinesResponse { event: Some(event), resume_token: "t".to_owned() };
+        let removed = message(Event::RemovedMachine("m".to_owned()));
+        let json = ObjectDocument::of_message(&removed).to_json().unwrap();
+        for (output, expected) in [
+            ("json", "{\"removedMachine\":\"m\",\"resumeToken\":\"t\"}\n"),
+            ("yaml", "---\nremovedMachine: m\nresumeToken: t\n"),
+            ("jsonpath={.removedMachine}", "m"),
+        ] {
+            assert_eq!(Output::parse(output).unwrap().format_line(&json).unwrap(), expected);
+        }
+        let changed = ObjectDocument::of_message(&message(Event::Machine(machine(7, "Ready"))));
+        let line = Output::Json.format_line(&changed.to_json().unwrap()).unwrap();
+        assert!(line.contains("\"providerId\":\"sim-7\"") && line.lines().count() == 1, "{line}");
+        let bookmark = ObjectDocument::of_message(&message(Event::Bookmark(Bookmark::default())));
+        assert!(bookmark.to_json().unwrap().get("machine").is_none());
     }
 }

@@ -2,14 +2,18 @@
 //!
 //! [`model::why`] derives the explanation. This module fetches and prints it.
 
+use clap::Args;
+
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, phase_name, process_name, require_timestamp,
 };
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
+use crate::machine::selection::MachineArg;
 use crate::output::table::terminal_width;
 use crate::output::{Format, format_json};
-use model::why::render::render_explanation;
+use model::why::recent::{PowerSwitch, RecentRecovery};
+use model::why::render::{ExplanationDetail, render_explanation};
 use model::why::{Advice, Deadline, Explanation, NextWork, ProcessFailure};
 use proto::fleet::v1::machines_client::MachinesClient;
 use proto::fleet::v1::{self, WhyRequest};
@@ -17,20 +21,35 @@ use proto::fleet::v1::{self, WhyRequest};
 pub(crate) const WHY_EXAMPLES: &str = "\
 Examples:
   shepherdctl why sim-0007
-  shepherdctl why rack-a/sim-0007 --context prod";
+  shepherdctl why rack-a/sim-0007 --context prod
+  shepherdctl why sim-0007 --verbose            where in the code it was decided, too";
+
+/// Arguments of `why`: the machine, and how much to show.
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// The machine to explain.
+    #[command(flatten)]
+    pub machine: MachineArg,
+    /// Show where in the code the decision was made, too
+    #[arg(short, long)]
+    pub verbose: bool,
+}
 
 /// Runs `why M`: explains the state of a machine.
 pub async fn show_explanation(
     client: &FleetClient,
-    machine: &str,
+    args: &WhyArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    let request = WhyRequest { machine: machine.to_owned() };
+    let request = WhyRequest { machine: args.machine.machine.clone() };
     let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
     let why = decode_explanation(response.into_inner())?;
     match format {
         Format::Json => format_json(&why),
-        Format::Table => Ok(render_explanation(&why, terminal_width())),
+        Format::Table => {
+            let detail = if args.verbose { ExplanationDetail::Full } else { ExplanationDetail::Short };
+            Ok(render_explanation(&why, terminal_width(), detail))
+        }
     }
 }
 
@@ -79,5 +98,24 @@ fn decode_explanation(response: v1::WhyResponse) -> Result<Explanation, CliError
             .into_iter()
             .map(|advice| Advice { command: advice.command, when: advice.when })
             .collect(),
+        recovery: match response.recovery {
+            None => None,
+            Some(recovery) => Some(RecentRecovery {
+                ended_at: require_timestamp(recovery.ended_at, "the end of a recovery")?,
+                step: recovery.step,
+            }),
+        },
+        power: match response.power {
+            None => None,
+            Some(switch) => Some(PowerSwitch {
+                kind: switch.kind,
+                ordered_by: switch.ordered_by,
+                carried_out_at: require_timestamp(
+                    switch.carried_out_at,
+                    "the time when an order was carried out",
+                )?,
+                reported: switch.reported,
+            }),
+        },
     })
 }

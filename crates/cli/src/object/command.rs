@@ -4,9 +4,9 @@
 //! [`KINDS`], so that a kind is added in the table alone.
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use crate::audit::AuditListArgs;
+use crate::audit::{AuditListArgs, FILTER_FLAGS};
 use crate::machine::get::MachineListArgs;
 use crate::machine::selection::MachineArg;
 use crate::object::kind::{KINDS, KindRow, ObjectKind};
@@ -20,6 +20,8 @@ pub struct GetCommand {
     pub args: GetArgs,
     /// What selects objects of this kind.
     pub selection: KindSelection,
+    /// Whether to print changes until the command is stopped.
+    pub watch: bool,
 }
 
 /// Arguments of `get` for every kind.
@@ -49,7 +51,7 @@ pub struct GetArgs {
 pub struct KindSelection {
     /// Filters and cursor of a list of machines.
     pub machines: MachineListArgs,
-    /// The machine that audit records are about.
+    /// The filters of audit records.
     pub audit: AuditListArgs,
 }
 
@@ -77,6 +79,23 @@ fn parse_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+const WATCH: &str = "watch";
+
+/// The definition of `--watch`.
+fn watch_flag() -> Arg {
+    Arg::new(WATCH)
+        .short('w')
+        .long(WATCH)
+        .action(ArgAction::SetTrue)
+        .conflicts_with_all(["limit", "sort_by"])
+        .help("Print the list, then a line for each change, until you stop it (Ctrl-C)")
+}
+
+/// Whether a list of this kind can be watched. The policy is no list, and contexts are a file of this host.
+const fn can_be_watched(kind: ObjectKind) -> bool {
+    !matches!(kind, ObjectKind::Policy | ObjectKind::Context)
+}
+
 /// A subcommand without arguments. The other number of its word is its alias.
 fn kind_command(name: &'static str, alias: &'static str) -> Command {
     let command = Command::default().name(name);
@@ -99,9 +118,16 @@ fn list_grammar(row: &KindRow) -> Command {
         }
         ObjectKind::Audit => {
             let command = AuditListArgs::augment_args(GetArgs::augment_args(command));
-            command.mut_arg("machine", |machine| machine.conflicts_with("names"))
+            FILTER_FLAGS
+                .into_iter()
+                .fold(command, |command, flag| command.mut_arg(flag, |flag| flag.conflicts_with("names")))
         }
         _ => GetArgs::augment_args(command),
+    };
+    let command = if can_be_watched(row.kind) { command.arg(watch_flag()) } else { command };
+    let command = match row.kind {
+        ObjectKind::Machine => command.mut_arg(WATCH, |watch| watch.conflicts_with("cursor")),
+        _ => command,
     };
     // Last, because a group of arguments brings a description of its own.
     command.about(row.list_about)
@@ -128,7 +154,8 @@ fn parsed_kind(matches: &ArgMatches) -> Result<(ObjectKind, &ArgMatches), clap::
 impl FromArgMatches for GetCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let (kind, matches) = parsed_kind(matches)?;
-        let mut command = Self { kind, args: GetArgs::default(), selection: KindSelection::default() };
+        let watch = can_be_watched(kind) && matches.get_flag(WATCH);
+        let mut command = Self { kind, args: GetArgs::default(), selection: KindSelection::default(), watch };
         if kind != ObjectKind::Policy {
             command.args = GetArgs::from_arg_matches(matches)?;
         }
@@ -232,9 +259,19 @@ mod tests {
             (&["get", "work", "--sort_by=for", "--limit", "3"], None),
             (&["get", "work", "a", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--machine", "m"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "audit", "a", "--since", "2h"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "audit", "--actor", "kim", "--since", "2h", "--before", "1h"], None),
             (&["get", "machine", ""], Some(ErrorKind::ValueValidation)),
             (&["describe", "session"], Some(ErrorKind::MissingRequiredArgument)),
             (&["describe", "session", "a", "b"], Some(ErrorKind::UnknownArgument)),
+            (&["get", "machines", "a", "-w"], None),
+            (&["get", "machines", "--phase", "ready", "--watch"], None),
+            (&["get", "machines", "-w", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "-w", "--sort_by", "phase"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "-w", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "clusters", "-w", "-o", "json"], None),
+            (&["get", "contexts", "-w"], Some(ErrorKind::UnknownArgument)),
+            (&["get", "policy", "-w"], Some(ErrorKind::UnknownArgument)),
             (&["get", "policy", "a"], Some(ErrorKind::UnknownArgument)),
             (&["get", "nodes"], Some(ErrorKind::InvalidSubcommand)),
         ] {

@@ -35,7 +35,7 @@ pub(crate) async fn run_describe_command(
         kind if *output == Output::Name => {
             let args = GetArgs { names: command.name.iter().cloned().collect(), ..GetArgs::default() };
             let list = fetch_objects(client, kind, &args, &KindSelection::default()).await?;
-            print_objects(list, &args, output, &context.exit_record)
+            print_objects(list, &args, output, &context.exit_record, &context.target_flags)
         }
         ObjectKind::Machine => output.convert(describe_machine(client, name, format).await?),
         ObjectKind::Cluster => output.convert(describe_cluster(client, name, format).await?),
@@ -63,11 +63,24 @@ pub(crate) fn print_page(
     };
     let json = object.document.to_json()?;
     match output {
-        Output::Table | Output::Wide => Ok(format_page(&json, read_time(&list)?, terminal_width())),
+        Output::Table | Output::Wide => {
+            let shown = if list.kind == ObjectKind::Issue { with_explanation(json) } else { json };
+            Ok(format_page(&shown, read_time(&list)?, terminal_width()))
+        }
         Output::Name => Ok(format!("{}\n", object.names.name)),
         Output::CustomColumns(columns) => Ok(columns.format([&json], true)),
         Output::Json | Output::Yaml | Output::JsonPath(_) => output.convert_json(&json),
     }
+}
+
+/// An issue as people see it: instead of its page in the source, the command that prints it.
+fn with_explanation(mut issue: Value) -> Value {
+    let id = issue.get("id").and_then(Value::as_str).unwrap_or_default();
+    let command = format!("shepherdctl explain {id}");
+    if let Value::Object(fields) = &mut issue {
+        fields.insert("page".to_owned(), Value::String(command));
+    }
+    issue
 }
 
 /// When the list was read, or now for a list that was read on this host or does not say.
@@ -85,6 +98,12 @@ mod tests {
     use super::*;
     use crate::object::document::ObjectDocument;
     use crate::object::list::{ListedObject, ObjectNames};
+
+    #[test]
+    fn page_of_an_issue_is_the_command_that_prints_it() {
+        let shown = with_explanation(json!({ "id": "brake", "page": "docs/issues/brake.md" }));
+        assert_eq!(shown, json!({ "id": "brake", "page": "shepherdctl explain brake" }));
+    }
 
     fn page(name: Option<&str>, output: &str) -> Result<String, CliError> {
         let object = |name: &str| ListedObject {

@@ -13,7 +13,8 @@ use crate::object::command::{GetArgs, KindSelection};
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ObjectList, TableStyle};
-use crate::output::{Format, Output, print_stderr};
+use crate::output::{Format, Output, print_stderr, report_error, unresolved_error};
+use crate::target_flags::TargetFlags;
 
 /// Runs `get`: fetches the objects and prints them.
 pub(crate) async fn run_get_command(
@@ -34,7 +35,7 @@ pub(crate) async fn run_get_command(
     } else {
         String::new()
     };
-    Ok(print_objects(list, args, &context.output, &context.exit_record)? + &footer)
+    Ok(print_objects(list, args, &context.output, &context.exit_record, &context.target_flags)? + &footer)
 }
 
 /// Prints the objects that `args` select, of a list that is sorted and cut. Notes go to standard error.
@@ -43,27 +44,26 @@ pub(crate) fn print_objects(
     args: &GetArgs,
     output: &Output,
     exit_record: &ExitRecord,
+    target_flags: &TargetFlags,
 ) -> Result<String, CliError> {
-    let mut problems = list.select(&args.names);
+    let problems = list.select(&args.names);
     if let Some(column) = args.sort_by.as_ref().filter(|_| !args.names.is_empty()) {
         // The objects are in the order of their names.
         list.sort_by_column(column)?;
     }
-    if list.objects.is_empty()
-        && let Some(message) = problems.pop()
-    {
-        report(&problems);
-        return Err(CliError::Ended { exit: ExitCode::NotFound, message });
-    }
-    report(&problems);
-    if !problems.is_empty() {
+    if let Some(error) = unresolved_error(&problems, output, target_flags) {
+        if list.objects.is_empty() {
+            return Err(error);
+        }
+        report_error(&error, output, target_flags);
         exit_record.record(ExitCode::NotFound);
     }
     if let Some(note) = cut_note(&list, args.limit) {
-        report(&[note]);
+        print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&note)));
     }
-    if list.objects.is_empty() && matches!(output, Output::Name | Output::CustomColumns(_)) {
-        print_stderr(list.kind.row().empty);
+    let is_text = matches!(output, Output::Table | Output::Wide | Output::Name | Output::CustomColumns(_));
+    if list.objects.is_empty() && is_text {
+        print_stderr(&target_flags.qualify(list.kind.row().empty));
     }
     match output {
         Output::Table | Output::Wide => {
@@ -88,14 +88,9 @@ pub(crate) fn print_objects(
     }
 }
 
-/// The table, with what belongs to the whole list below it. An empty list is reported on standard error.
+/// The table, with what belongs to the whole list below it.
 fn table_with_appendix(list: &ObjectList, style: TableStyle, whole: bool) -> String {
-    let mut text = String::new();
-    if list.objects.is_empty() {
-        print_stderr(list.kind.row().empty);
-    } else {
-        text = list.to_table(style);
-    }
+    let mut text = if list.objects.is_empty() { String::new() } else { list.to_table(style) };
     if whole && !list.appendix.is_empty() {
         if !text.is_empty() {
             text.push('\n');
@@ -103,12 +98,6 @@ fn table_with_appendix(list: &ObjectList, style: TableStyle, whole: bool) -> Str
         text.push_str(&list.appendix);
     }
     text
-}
-
-fn report(sentences: &[String]) {
-    for sentence in sentences {
-        print_stderr(&format!("shepherdctl: {sentence}"));
-    }
 }
 
 /// What to say about a list that was cut at its limit.
@@ -145,7 +134,8 @@ mod tests {
     fn get(names: &[&str], output: &str) -> (Option<String>, u8) {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
         let (args, record) = (GetArgs { names, ..GetArgs::default() }, ExitRecord::default());
-        match print_objects(list(), &args, &Output::parse(output).unwrap(), &record) {
+        let (output, flags) = (Output::parse(output).unwrap(), TargetFlags::default());
+        match print_objects(list(), &args, &output, &record, &flags) {
             Ok(text) => (Some(text), record.highest()),
             Err(error) => (None, error.exit_code().number()),
         }
@@ -174,7 +164,8 @@ mod tests {
                 sort_by: sort_by.map(str::to_owned),
                 ..GetArgs::default()
             };
-            let printed = print_objects(list(), &args, &Output::Name, &ExitRecord::default());
+            let (record, flags) = (ExitRecord::default(), TargetFlags::default());
+            let printed = print_objects(list(), &args, &Output::Name, &record, &flags);
             assert_eq!(printed.ok().as_deref(), expected, "{sort_by:?}");
         }
     }

@@ -343,7 +343,8 @@ Example:
         list_examples: "\
 Examples:
   shepherdctl get audit --limit 50
-  shepherdctl get audit --machine sim-0007",
+  shepherdctl get audit --machine sim-0007
+  shepherdctl get audit --actor kim --rpc retire --since 2h",
         page_about: "An order that was given, with the state of its target before and after",
         page_examples: "\
 Example:

@@ -292,7 +292,7 @@ impl ObjectList {
         if style.headers {
             format_table(&headers, &rows, terminal_width())
         } else {
-            format_rows(&rows, terminal_width())
+            format_rows(&headers, &rows, terminal_width())
         }
     }
 }

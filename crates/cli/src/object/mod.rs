@@ -4,6 +4,7 @@
 //! of a kind, in the file of its noun, which returns an [`ObjectList`][list::ObjectList]. The rest is the same for every
 //! kind: [`list`][] selects objects by name and makes a table of them, `sort` puts them in another order, [`document`][]
 //! has their JSON, [`page`][] the page of a kind that has no page of its own, and [`get`][] and [`describe`][] print.
+//! [`watch`][] prints what changes, in the columns of [`watch_table`][].
 //!
 //! # Notes for the next implementor
 //!
@@ -19,3 +20,5 @@ pub mod kind;
 pub mod list;
 pub mod page;
 mod sort;
+pub mod watch;
+pub mod watch_table;

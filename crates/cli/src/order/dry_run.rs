@@ -27,17 +27,18 @@ pub fn is_given(matches: &ArgMatches) -> bool {
     here || matches.subcommand().is_some_and(|(_, matches)| is_given(matches))
 }
 
-/// Formats the outcome of an order for people, and marks a dry run.
+/// Formats the outcome of a dry run for people. `fleet` is what it was about.
 #[must_use]
-pub fn annotate_text(dry_run: bool, text: &str) -> String {
-    if dry_run { format!("nothing was changed; without --dry_run: {text}") } else { text.to_owned() }
+pub fn annotate_text(fleet: &str, text: &str) -> String {
+    format!("nothing was changed at {fleet}; without --dry_run: {text}")
 }
 
-/// Marks a dry run in the JSON output.
+/// Marks a dry run in the JSON output, with the fleet that it was about.
 #[must_use]
-pub fn annotate_json(dry_run: bool, mut answer: Value) -> Value {
-    if let (true, Value::Object(fields)) = (dry_run, &mut answer) {
+pub fn annotate_json(fleet: &str, mut answer: Value) -> Value {
+    if let Value::Object(fields) = &mut answer {
         fields.insert(FLAG.to_owned(), Value::Bool(true));
+        fields.insert("fleet".to_owned(), Value::String(fleet.to_owned()));
     }
     answer
 }
@@ -64,17 +65,11 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_say_that_nothing_was_changed() {
-        for (dry_run, text, marked) in [
-            (false, "m is held", json!({ "changed": true })),
-            (
-                true,
-                "nothing was changed; without --dry_run: m is held",
-                json!({ "changed": true, "dry_run": true }),
-            ),
-        ] {
-            let answer = annotate_json(dry_run, json!({ "changed": true }));
-            assert_eq!((annotate_text(dry_run, "m is held"), answer), (text.to_owned(), marked));
-        }
+    fn outcome_says_that_nothing_was_changed_and_where() {
+        let fleet = "context prod (db:8444)";
+        let expected = "nothing was changed at context prod (db:8444); without --dry_run: m is held";
+        assert_eq!(annotate_text(fleet, "m is held"), expected);
+        let answer = annotate_json(fleet, json!({ "changed": true }));
+        assert_eq!(answer, json!({ "changed": true, "dry_run": true, "fleet": fleet }));
     }
 }

@@ -8,18 +8,23 @@ use model::time::{Span, Timestamp};
 
 /// Parses `--until`: a duration or a time. A time without an offset is one of the zone of the user.
 pub(crate) fn parse_until(text: &str) -> Result<Expiry, CliError> {
-    parse_until_in(text, current_zone())
+    parse_moment("until", text)
 }
 
-fn parse_until_in(text: &str, zone: &Zone) -> Result<Expiry, CliError> {
+/// Parses the value of this flag: a duration or a time. A time without an offset is one of the zone of the user.
+pub(crate) fn parse_moment(flag: &str, text: &str) -> Result<Expiry, CliError> {
+    parse_moment_in(flag, text, current_zone())
+}
+
+fn parse_moment_in(flag: &str, text: &str, zone: &Zone) -> Result<Expiry, CliError> {
     if let Some(expiry) = parse_expiry(text) {
         return Ok(expiry);
     }
     match zone.parse_local_time(text) {
         Some(Ok(at)) => Ok(Expiry::At(at)),
-        Some(Err(reason)) => Err(CliError::Invalid(format!("--until {reason}"))),
+        Some(Err(reason)) => Err(CliError::Invalid(format!("--{flag} {reason}"))),
         None => Err(CliError::Invalid(format!(
-            "--until {text:?} is neither a duration (2h, 30m, 1d) nor a time (2026-11-20T18:00, 2026-11-20T18:00:00Z)"
+            "--{flag} {text:?} is neither a duration (2h, 30m, 1d) nor a time (2026-11-20T18:00, 2026-11-20T18:00:00Z)"
         ))),
     }
 }
@@ -58,7 +63,7 @@ mod tests {
             ("2026-11-20T18:00", at("2026-11-20T17:00:00Z")),
             ("2026-11-20 18:00:30", at("2026-11-20T17:00:30Z")),
         ] {
-            assert_eq!(parse_until_in(text, &zone).unwrap(), expected, "{text}");
+            assert_eq!(parse_moment_in("until", text, &zone).unwrap(), expected, "{text}");
         }
         for (text, part) in [
             ("2026-10-25T02:30", "--until \"2026-10-25T02:30\" occurs twice in "),
@@ -66,7 +71,7 @@ mod tests {
             ("soon", "--until \"soon\" is neither a duration "),
             ("2026-11-20", "nor a time "),
         ] {
-            let error = parse_until_in(text, &zone).unwrap_err();
+            let error = parse_moment_in("until", text, &zone).unwrap_err();
             let sentence = error.to_string();
             assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
             assert_eq!(error.exit_code(), ExitCode::WrongCommand);

@@ -57,14 +57,23 @@ pub fn find_key(matches: &ArgMatches) -> Option<String> {
 /// The same command line with this key, for the operator to repeat.
 #[must_use]
 pub fn repeat_command(arguments: &[OsString], key: &str) -> String {
-    let word = |word: &OsString| shell_words::quote_if_needed(&mask_url_password(&word.to_string_lossy()));
-    let words: Vec<String> = arguments.iter().map(word).collect();
-    let line = words.join(" ");
     if has_key_flag(arguments) {
-        line
+        command_with_flags(arguments, &[])
     } else {
-        format!("{line} --{FLAG} {}", shell_words::quote_if_needed(key))
+        command_with_flags(arguments, &[&format!("--{FLAG}"), key])
     }
+}
+
+/// The same command line with more flags, quoted for a shell.
+#[must_use]
+pub fn command_with_flags(arguments: &[OsString], flags: &[&str]) -> String {
+    // What follows a lone `--` is no flag.
+    let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+    let (before, after) = arguments.split_at(end);
+    let word = |word: &OsString| shell_words::quote_if_needed(&mask_url_password(&word.to_string_lossy()));
+    let flags = flags.iter().map(|flag| shell_words::quote_if_needed(flag));
+    let words: Vec<String> = before.iter().map(word).chain(flags).chain(after.iter().map(word)).collect();
+    words.join(" ")
 }
 
 /// Masks the password of a URL; returns any other word unchanged.
@@ -135,6 +144,11 @@ mod tests {
         }
         let named = [&typed[..], &["--idempotency_key=k"]].concat();
         assert_eq!(repeat_command(&line(&named), "k"), format!("{output} '--idempotency_key=k'"));
+        let trailing = ["shepherdctl", "retire", "--reason", "old", "--", "-odd"];
+        assert_eq!(
+            command_with_flags(&line(&trailing), &["--yes"]),
+            "shepherdctl retire --reason old --yes -- -odd"
+        );
     }
 
     #[test]

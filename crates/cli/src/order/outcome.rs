@@ -1,6 +1,9 @@
 //! Outcome of an order: decoded from a response of the API, in the exit code, and in JSON.
 //!
-//! [`crate::order::retry::send_order`] records the exit code of each response, so that no order is without one.
+//! [`crate::order::retry::send_order`] records the exit code of each response, so that no order is without one. It also
+//! records what the orders were about, for `--wait`.
+
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -13,11 +16,49 @@ use proto::fleet::v1::order_response::Outcome;
 pub trait OrderReply {
     /// The exit code of the order.
     fn exit_code(&self) -> ExitCode;
+
+    /// What the order was about and has an effect on. Empty for a dry run.
+    fn targets(&self) -> Vec<OrderTarget> {
+        Vec::new()
+    }
+}
+
+/// Something that an order has an effect on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OrderTarget {
+    /// The machine; `None` for an order that is not about one.
+    pub machine: Option<v1::MachineName>,
+    /// The state of the target after the order, if it was recorded.
+    pub after: Option<prost_types::Struct>,
+}
+
+/// What the orders of a command have an effect on.
+#[derive(Debug, Default)]
+pub struct OrderTargets(Mutex<Vec<OrderTarget>>);
+
+impl OrderTargets {
+    /// Records the targets of one order.
+    pub fn record(&self, mut targets: Vec<OrderTarget>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).append(&mut targets);
+    }
+
+    /// Everything that was recorded.
+    #[must_use]
+    pub fn all(&self) -> Vec<OrderTarget> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl OrderReply for v1::OrderResponse {
     fn exit_code(&self) -> ExitCode {
         exit_code(CommandEnd::Outcome(decode_kind(self.outcome, self.changed)))
+    }
+
+    fn targets(&self) -> Vec<OrderTarget> {
+        if self.dry_run || decode_kind(self.outcome, self.changed) == OutcomeKind::NoEffect {
+            return Vec::new();
+        }
+        vec![OrderTarget { machine: self.name.clone(), after: self.after.clone() }]
     }
 }
 
@@ -51,6 +92,14 @@ impl OrderReply for v1::SubmitBulkOrderResponse {
             })
         });
         codes.max().unwrap_or(ExitCode::NotFound)
+    }
+
+    fn targets(&self) -> Vec<OrderTarget> {
+        let has_effect = |one: &&v1::MachineOrderOutcome| {
+            !self.dry_run && !one.rejected && decode_kind(one.outcome, one.changed) != OutcomeKind::NoEffect
+        };
+        let outcomes = self.outcomes.iter().filter(has_effect);
+        outcomes.map(|one| OrderTarget { machine: one.name.clone(), after: None }).collect()
     }
 }
 
@@ -127,6 +176,28 @@ mod tests {
         let before = |changed| v1::OrderResponse { changed, ..v1::OrderResponse::default() };
         assert_eq!(before(true).exit_code(), ExitCode::Done, "of the release before");
         assert_eq!(before(false).exit_code(), ExitCode::Failed, "of the release before");
+    }
+
+    #[test]
+    fn target_is_what_an_order_has_an_effect_on() {
+        for (outcome, dry_run, expected) in [
+            (Outcome::Changed, false, 1),
+            (Outcome::Already, false, 1),
+            (Outcome::NoEffect, false, 0),
+            (Outcome::Changed, true, 0),
+        ] {
+            let one = v1::OrderResponse { dry_run, ..response(outcome) };
+            assert_eq!(one.targets().len(), expected, "{outcome:?}");
+            let outcomes = [(outcome, false), (Outcome::Changed, true)].map(|(outcome, rejected)| {
+                let outcome = outcome.into();
+                v1::MachineOrderOutcome { outcome, rejected, ..v1::MachineOrderOutcome::default() }
+            });
+            let outcomes = outcomes.to_vec();
+            let bulk = v1::SubmitBulkOrderResponse { outcomes, dry_run, ..Default::default() };
+            let targets = OrderTargets::default();
+            targets.record(bulk.targets());
+            assert_eq!(targets.all().len(), expected, "{outcome:?}");
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn decide_retry(code: Code, broken: bool, tries: u32, lost_for: Duration, roll: 
 }
 
 /// Sends an order with the explicit idempotency key or a new one, and repeats it with the same key while its response
-/// is lost. Records the exit code of its outcome.
+/// is lost. Records the exit code of its outcome, and what it has an effect on.
 pub async fn send_order<A: OrderReply>(
     context: &CommandContext,
     reason: &str,
@@ -82,22 +82,42 @@ pub async fn send_order_through<A: OrderReply>(
         dry_run: flags.dry_run,
         expected_version: None,
     };
+    let answer = deliver_order(client, &order, give).await?;
+    context.exit_record.record(answer.exit_code());
+    context.order_targets.record(answer.targets());
+    Ok(answer)
+}
+
+/// Sends a dry run of an order that may have to be confirmed. It has no idempotency key. Nothing of its
+/// response is recorded: the exit code of the command and what it waits for follow from the order.
+pub async fn preview_order<A>(
+    context: &CommandContext,
+    reason: &str,
+    give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
+) -> Result<A, CliError> {
+    let order = v1::Order { reason: reason.to_owned(), dry_run: true, ..v1::Order::default() };
+    deliver_order(&mut context.client.clone(), &order, give).await
+}
+
+/// Sends an order, again if its response was lost.
+async fn deliver_order<A>(
+    client: &mut FleetClient,
+    order: &v1::Order,
+    give: impl AsyncFn(ApiChannel, v1::Order) -> Result<Response<A>, Status>,
+) -> Result<A, CliError> {
     let mut result = give(client.channel(), order.clone()).await;
     let lost_at = Instant::now();
     let mut tries = 1;
     let mut may_have_run = false;
     loop {
         let status = match result {
-            Ok(answer) => {
-                let answer = answer.into_inner();
-                context.exit_record.record(answer.exit_code());
-                return Ok(answer);
-            }
+            Ok(answer) => return Ok(answer.into_inner()),
             Err(status) => status,
         };
         let broken = std::error::Error::source(&status).is_some();
         let decision = decide_retry(status.code(), broken, tries, lost_at.elapsed(), rand::random());
-        may_have_run |= decision != RetryDecision::Fail && is_outcome_unknown(&status, broken);
+        may_have_run |=
+            !order.dry_run && decision != RetryDecision::Fail && is_outcome_unknown(&status, broken);
         match decision {
             RetryDecision::Fail | RetryDecision::GiveUp if !may_have_run => {
                 return Err(status_to_error(status));

@@ -32,11 +32,8 @@ impl CustomColumns {
     pub fn format<'a>(&self, objects: impl IntoIterator<Item = &'a Value>, with_headers: bool) -> String {
         let row = |object: &Value| self.columns.iter().map(|(_, path)| cell(path, object)).collect();
         let rows: Vec<Vec<String>> = objects.into_iter().map(row).collect();
-        if !with_headers {
-            return format_rows(&rows, None);
-        }
         let headers: Vec<&str> = self.columns.iter().map(|(header, _)| header.as_str()).collect();
-        format_table(&headers, &rows, None)
+        if with_headers { format_table(&headers, &rows, None) } else { format_rows(&headers, &rows, None) }
     }
 }
 

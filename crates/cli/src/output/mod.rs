@@ -2,21 +2,32 @@
 //!
 //! A command renders its result as text or as JSON ([`Format`][]). What else `--output` selects is made from the JSON: YAML
 //! ([`yaml`][]), the text of a template ([`json_path`][]), columns ([`custom_columns`][]), and names. Times in text are in the
-//! zone of the user ([`zone`][]). There are no colours, so that output reads the same in a terminal, a file and a chat.
+//! zone of the user ([`zone`][]).
+//!
+//! A terminal gets text that fits it ([`terminal`][], [`table`][]), and colours ([`color`][]), which only repeat what a word
+//! says. So output reads the same in a terminal, a file and a chat.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::output::custom_columns::CustomColumns;
 use crate::output::json_path::JsonPathTemplate;
+use crate::output::terminal::terminal_columns;
+use crate::output::zone::current_zone;
+use crate::target_flags::TargetFlags;
+use model::text_layout::fit_text;
 
+pub mod color;
 pub mod custom_columns;
 pub mod file;
 pub mod json_path;
 pub mod table;
+pub mod terminal;
 pub mod yaml;
 pub mod zone;
 
@@ -57,6 +68,25 @@ impl Output {
         }
     }
 
+    /// The output that arguments request which the parser refuses: an error has to be printed, too. JSON, or a table.
+    #[must_use]
+    pub fn requested_by(arguments: &[OsString]) -> Self {
+        let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+        let mut output = Self::Table;
+        while let Some(word) = words.next() {
+            let value = match word {
+                "-o" | "--output" => words.next(),
+                _ => word.strip_prefix("--output=").or_else(|| {
+                    word.strip_prefix("-o").map(|value| value.strip_prefix('=').unwrap_or(value))
+                }),
+            };
+            if let Some(value) = value {
+                output = if value.eq_ignore_ascii_case("json") { Self::Json } else { Self::Table };
+            }
+        }
+        output
+    }
+
     /// The format in which a command renders its result; the rest is made from JSON.
     #[must_use]
     pub const fn format(&self) -> Format {
@@ -88,6 +118,25 @@ impl Output {
                 None => Err(CliError::Failed("the answer has no name of an object".to_owned())),
             },
         }
+    }
+
+    /// A document of an output without an end: a line of JSON, or a document of a stream of YAML.
+    pub(crate) fn format_line(&self, document: &Value) -> Result<String, CliError> {
+        Ok(match self {
+            Self::Yaml => format!("---\n{}", yaml::format_document(document)?),
+            Self::JsonPath(template) => template.render(document),
+            _ => format!("{}\n", serde_json::to_string(document)?),
+        })
+    }
+
+    /// Rejects an output that is not possible without an end.
+    pub(crate) fn require_endless(&self) -> Result<(), CliError> {
+        if matches!(self, Self::CustomColumns(_)) {
+            return Err(CliError::Invalid(
+                "a watch cannot align columns, because it has no end; use -o jsonpath=TEMPLATE".to_owned(),
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -150,10 +199,51 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
     }
 }
 
-/// Writes a line to standard error.
-pub fn print_stderr(sentence: &str) {
+/// Reports an error on standard error: as a sentence, or as an object for programs. Commands in it have the flags that
+/// name the fleet.
+pub fn report_error(error: &CliError, output: &Output, target_flags: &TargetFlags) {
+    if *output == Output::Json {
+        write_stderr(&error.to_json().to_string());
+        return;
+    }
+    print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&error.to_string())));
+    if let CliError::Unconfirmed { command, .. } = error {
+        print_command(&format!("  {command}"));
+    }
+}
+
+/// The error for names that no object has. People get a line for each problem: all but the last are printed here.
+/// Programs get one error with all of them. `None` without problems.
+pub(crate) fn unresolved_error(
+    problems: &[String],
+    output: &Output,
+    target_flags: &TargetFlags,
+) -> Option<CliError> {
+    let (last, others) = problems.split_last()?;
+    let message = if *output == Output::Json {
+        problems.join("; ")
+    } else {
+        for problem in others {
+            print_stderr(&format!("shepherdctl: {}", target_flags.qualify(problem)));
+        }
+        last.clone()
+    };
+    Some(CliError::Ended { exit: ExitCode::NotFound, message })
+}
+
+/// Writes sentences to standard error, with times in the zone of the user, in lines that fit its terminal.
+pub fn print_stderr(sentences: &str) {
+    print_command(&current_zone().localize(sentences));
+}
+
+/// Writes a command to standard error, in lines that fit its terminal. Its times stay as the user wrote them.
+pub(crate) fn print_command(command: &str) {
+    write_stderr(&fit_text(command, terminal_columns(std::io::stderr())));
+}
+
+fn write_stderr(text: &str) {
     // Ignored: without standard error the exit code still reports the failure.
-    let _ = writeln!(std::io::stderr().lock(), "{sentence}");
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 #[cfg(test)]
@@ -183,6 +273,33 @@ mod tests {
         ] {
             assert_eq!(Output::parse(text).ok(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn output_of_a_refused_command_line_is_found() {
+        for (line, expected) in [
+            ("shepherdctl get nodes -o json", Output::Json),
+            ("shepherdctl -ojson get nodes", Output::Json),
+            ("shepherdctl get -o=JSON nodes", Output::Json),
+            ("shepherdctl get nodes --output=json", Output::Json),
+            ("shepherdctl --output json get nodes", Output::Json),
+            ("shepherdctl get nodes -o", Output::Table),
+            ("shepherdctl get nodes -o yaml", Output::Table),
+            ("shepherdctl get json", Output::Table),
+        ] {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(Output::requested_by(&arguments), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_get_one_error_for_all_names() {
+        let (problems, flags) = (["no a", "no b"].map(str::to_owned), TargetFlags::default());
+        for (output, expected) in [(Output::Json, "no a; no b"), (Output::Table, "no b")] {
+            let error = unresolved_error(&problems, &output, &flags).unwrap();
+            assert_eq!((error.exit_code(), error.to_string().as_str()), (ExitCode::NotFound, expected));
+        }
+        assert!(unresolved_error(&[], &Output::Table, &flags).is_none());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::sync::OnceLock;
 use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
 
+use model::humanize::absolute_time;
 use model::time::Timestamp;
 
 /// Directory of the files of time zones, by their names.
@@ -108,6 +109,12 @@ impl Zone {
         }
         local.push_str(&text[copied..]);
         Cow::Owned(local)
+    }
+
+    /// A time in this zone, to the second and with its offset.
+    #[must_use]
+    pub fn format_time(&self, at: Timestamp) -> String {
+        self.localize(&absolute_time(at)).into_owned()
     }
 
     /// Parses a time without an offset, such as `2026-11-20T18:00` or `2026-11-20 18:00:00`, as one of this zone. `None`

@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::client::contexts::{Context, Contexts, check_context_name, check_token_writable, contexts_path};
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
 use crate::order::expiry::parse_lifetime;
 use crate::order::operator::{current_user, direct_order};
 use crate::output::Format;
@@ -115,11 +116,11 @@ async fn discover_api_servers(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String
     authorities.sort_unstable();
     authorities.dedup();
     if servers.is_empty() {
-        return Err(CliError::Invalid(
-            "no shepherd serves the API now, so no context can be saved; start one, or \
-             omit --save_context"
+        return Err(CliError::Ended {
+            exit: ExitCode::Unreachable,
+            message: "no shepherd serves the API now, so no context can be saved; start one, or omit --save_context"
                 .to_owned(),
-        ));
+        });
     }
     // Decoded and encoded again, so that only Base64 gets into the file.
     let pem = |der: &String| encode_pem("CERTIFICATE", &STANDARD.decode(der).unwrap_or_default());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::output::table::format_table;
 use crate::output::zone::current_zone;
 use crate::top::fleet_summary::{FleetSummary, LoopStats, PhaseSummary};
-use model::humanize::{absolute_time, humanize_duration, relative_time};
+use model::humanize::{humanize_duration, relative_time};
 use model::phase::Phase;
 use model::time::{Timestamp, between};
 
@@ -58,7 +58,7 @@ pub fn page_heading(view: &FleetSummary) -> String {
     let ready: i64 = there().filter(well).map(|line| line.machines).sum();
     let least = if there().any(|line| line.at_least) { "at least " } else { "" };
     let noun = if machines == 1 { "machine" } else { "machines" };
-    let at = current_zone().localize(&absolute_time(view.at)).into_owned();
+    let at = current_zone().format_time(view.at);
     format!("{least}{machines} {noun}, {ready} of them healthy; {at}")
 }
 

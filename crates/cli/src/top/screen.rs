@@ -17,7 +17,6 @@ use crate::error::CliError;
 use crate::output::zone::current_zone;
 use crate::top::draw::{FetchStatus, draw_page};
 use crate::top::fleet_summary::{FleetSummary, fetch_summary};
-use model::humanize::absolute_time;
 
 /// Longest wait for a response.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
@@ -105,7 +104,7 @@ async fn event_loop(
                 }
                 Some(FetchEvent::Failed { reason: why, backend_name: query }) => {
                     let since = view.as_ref().map_or_else(String::new, |view| {
-                        format!("this is of {}; ", current_zone().localize(&absolute_time(view.at)))
+                        format!("this is of {}; ", current_zone().format_time(view.at))
                     });
                     status.problem = Some(format!("{since}no response: {why}; next query goes to {query}"));
                     status.backend_name = query;

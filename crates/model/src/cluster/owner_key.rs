@@ -169,7 +169,7 @@ fn is_needed_by_no_snapshot(former: &FormerKey, keys: &OwnerKeys) -> bool {
 pub fn rotation_wait_reason(keys: &OwnerKeys, every: Span, now: Timestamp) -> Option<String> {
     if let Some(since) = keys.rejected_since {
         return Some(format!(
-            "its curators have refused every key that the shepherd has for it for {}; see docs/issues/cluster-key-refused.md",
+            "its curators have refused every key that the shepherd has for it for {}; run: shepherdctl explain cluster-key-refused",
             humanize_duration(between(since, now))
         ));
     }

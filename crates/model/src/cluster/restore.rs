@@ -135,7 +135,7 @@ pub fn check_restore_allowed(
         (Ok(()), Some(since)) => {
             let text = format!(
                 "is not restored: its etcd {FULL_ETCD}, as its curators first reported {}, and nothing is lost by \
-                 that. See docs/issues/cluster-etcd-full.md. {bypass}",
+                 that; run: shepherdctl explain cluster-etcd-full. {bypass}",
                 relative_time(since, now)
             );
             return Err(("ETCD_FULL", text));

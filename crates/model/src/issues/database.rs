@@ -27,8 +27,7 @@ pub(super) fn find_issues(evidence: &IssueInputs) -> Vec<Issue> {
 /// Everything that is read of a server's limits.
 const ALL_LIMITS: &str = "its transaction ids, WAL and replication slots";
 /// What to do if the server refuses an answer.
-const GRANT: &str =
-    "grant the role of the shepherd what the error names; docs/database-care.md has what it reads";
+const GRANT: &str = "grant the role of the shepherd what the error names; `shepherdctl explain database-care#limits-of-the-server` shows what it reads";
 /// What to do if it may answer the next time.
 const LIST_AGAIN: &str = "list the issues again; if this one stays, see the log of the database server, and \
                           whether its disk and its network are slow";
@@ -78,7 +77,7 @@ fn id_issue(ids: &IdAge, what: &str) -> Option<Issue> {
             None,
             format!(
                 "end what holds them (old transactions, prepared ones, replication slots), then `VACUUM (FREEZE)` in the \
-                 database {}; docs/database-care.md has the queries",
+                 database {}; `shepherdctl explain database-care#limits-of-the-server` shows the queries",
                 ids.database
             ),
         )

@@ -419,7 +419,7 @@ fn outdated_agents(evidence: &IssueInputs) -> Vec<Issue> {
                 machines.into_iter().map(MachineIssueInputs::name).collect(),
                 format!("{count} agents run release {version}, which no shepherd here runs"),
                 None,
-                "an agent is replaced when its machine is taken over again; docs/deploying.md (Upgrading) lists which \
+                "an agent is replaced when its machine is taken over again; `shepherdctl explain deploying#upgrading` lists which \
                  releases work together"
                     .to_owned(),
             )
@@ -445,7 +445,7 @@ fn storage_issues(evidence: &IssueInputs) -> Vec<Issue> {
                 humanize_duration(storage.oldest_snapshot)
             ),
             Some(before(evidence.at, storage.oldest_snapshot)),
-            "end that transaction: docs/database-care.md has the query that finds its owner".to_owned(),
+            "end that transaction: `shepherdctl explain database-care#what-to-watch` shows the query that finds its owner".to_owned(),
         ));
     }
     for (table, dead, live) in &storage.rows {
@@ -455,7 +455,7 @@ fn storage_issues(evidence: &IssueInputs) -> Vec<Issue> {
                 format!("table {table}"),
                 format!("{dead} dead rows beside {live} live ones: autovacuum does not keep up"),
                 None,
-                format!("`VACUUM {table}`, and see docs/database-care.md for why it was not done"),
+                format!("`VACUUM {table}`, and see `shepherdctl explain database-care#vacuum` for why it was not done"),
             ));
         }
     }

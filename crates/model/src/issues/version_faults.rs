@@ -26,7 +26,7 @@ fn database_version(evidence: &IssueInputs) -> Option<Issue> {
             "the database".to_owned(),
             warnings.join("; "),
             None,
-            "update PostgreSQL to a supported version without the fault (docs/versions.md)".to_owned(),
+            "update PostgreSQL to a supported version without the fault (`shepherdctl explain versions#versions-with-a-published-fault`)".to_owned(),
         )
     })
 }
@@ -55,7 +55,7 @@ fn etcd_version(cluster: &ClusterIssueInputs) -> Option<Issue> {
         format!("cluster {}", cluster.name),
         format!("on {names}{more}: {faults}"),
         None,
-        "install a later etcd on one member after the other, in the steps of docs/versions.md (Replacing etcd); if the package \
+        "install a later etcd on one member after the other, in the steps of `shepherdctl explain versions#replacing-etcd`; if the package \
          of your distribution has the corrections, nothing is to be done"
             .to_owned(),
     ))

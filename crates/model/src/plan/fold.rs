@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::machine_view::MachineName;
 use crate::plan::PlanRow;
 use crate::routine::{ROUTINE_ACTION, ROUTINE_PROCESS, RoutineFold};
+use crate::time::Timestamp;
 
 /// A line of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,11 +39,11 @@ pub struct RoutineRows {
 }
 
 impl RoutineRows {
-    /// The fold as a phrase, with the priority of the machines.
+    /// The fold as a phrase, with the priority of the machines. `format_time` is that of [`RoutineFold::describe`].
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub fn describe(&self, format_time: impl Fn(Timestamp) -> String) -> String {
         let priority = self.action.strip_prefix(ROUTINE_ACTION).unwrap_or_default();
-        self.fold.describe(self.process) + priority
+        self.fold.describe(self.process, format_time) + priority
     }
 }
 
@@ -111,7 +112,7 @@ impl RoutineGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Timestamp;
+    use crate::humanize::absolute_time;
 
     const LOOK: &str = "ask its provider about it";
     const URGENT_LOOK: &str = "ask its provider about it (urgent, by kim)";
@@ -199,7 +200,7 @@ mod tests {
         ] {
             let lines = fold_rows(vec![row(1, 1, "Update", action), row(2, 1, "Update", action)]);
             let described = match &lines[..] {
-                [PlanLine::Routine(rows)] => rows.describe(),
+                [PlanLine::Routine(rows)] => rows.describe(absolute_time),
                 other => panic!("{other:?}"),
             };
             assert_eq!(described, expected);

@@ -141,6 +141,7 @@ mod tests {
                 roll_out_note: None,
                 placement: None,
                 findings: Vec::new(),
+                recent_steps: Vec::new(),
             })
         };
         let stays = why(&facts);

@@ -10,6 +10,7 @@
 //! * [`render`]: the explanation as text.
 //! * `notes`: holds, pauses, brakes, schedule mismatches and other notes.
 //! * `advice`: the commands.
+//! * [`recent`]: a recovery that has just ended, and an order that was just carried out.
 //!
 //! `shepherdctl why` prints it for the requested machine. A demo whose deadline passes prints it for the machines that
 //! are not Ready.
@@ -30,9 +31,11 @@ use crate::retirement;
 use crate::schedule::{DueWork, next_due};
 use crate::shell_words;
 use crate::time::Timestamp;
+use crate::why::recent::{PowerSwitch, RecentRecovery};
 
 mod advice;
 mod notes;
+pub mod recent;
 pub mod render;
 
 /// Explanation of a machine's state.
@@ -65,6 +68,10 @@ pub struct Explanation {
     pub notes: Vec<String>,
     /// Commands that would help.
     pub advice: Vec<Advice>,
+    /// The recovery from which it has just come back.
+    pub recovery: Option<RecentRecovery>,
+    /// The order to reboot or switch it that was carried out last, if that was lately.
+    pub power: Option<PowerSwitch>,
 }
 
 /// The next work of the access lane.
@@ -136,6 +143,8 @@ pub fn explain_machine(view: &MachineView) -> Explanation {
         work: view.lanes.iter().filter_map(|lane| describe_work(lane, now)).collect(),
         notes: notes::collect_notes(view, &due, now),
         advice: advice::collect_advice(view, &due, &word, now),
+        recovery: recent::find_recent_recovery(view, phase),
+        power: recent::find_power_switch(view),
         name,
     }
 }

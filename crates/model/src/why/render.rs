@@ -4,29 +4,28 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::humanize::{absolute_time, humanize_duration, relative_and_absolute_time};
+use crate::phase::Phase;
 use crate::text_layout::format_labelled;
 use crate::time::{Span, between};
 use crate::why::Explanation;
 
+/// How much of an explanation is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExplanationDetail {
+    /// What an operator needs.
+    Short,
+    /// Where in the code the decision was made, too.
+    Full,
+}
+
 /// Formats the explanation for people, in lines of at most `width` columns.
 #[must_use]
-pub fn render_explanation(why: &Explanation, width: Option<usize>) -> String {
+pub fn render_explanation(why: &Explanation, width: Option<usize>, detail: ExplanationDetail) -> String {
     let now = why.at;
     let short = why.name.short_name();
     let id = why.name.machine.to_string();
     let mut text = if short == id { format!("{id}\n") } else { format!("{short}  {id}\n") };
-    let _ = match why.since {
-        Some(since) if since <= now => {
-            write!(
-                text,
-                "{} for {}, since {}\n\n",
-                why.phase,
-                humanize_duration(between(since, now)),
-                absolute_time(since)
-            )
-        }
-        _ => write!(text, "{}\n\n", why.phase),
-    };
+    let _ = write!(text, "{}\n\n", format_state(why));
     let mut lines: Vec<(String, String)> = Vec::new();
     let mut add = |label: &str, value: String| lines.push((label.to_owned(), value));
     for work in &why.work {
@@ -54,10 +53,12 @@ pub fn render_explanation(why: &Explanation, width: Option<usize>) -> String {
             add("last error", failure.cause.clone());
         }
     }
-    for note in &why.notes {
-        add("note", note.clone());
+    for note in recent_notes(why).into_iter().chain(why.notes.iter().cloned()) {
+        add("note", note);
     }
-    add("decided at", why.decided_at.clone());
+    if detail == ExplanationDetail::Full {
+        add("decided at", why.decided_at.clone());
+    }
     text.push_str(&format_labelled(2, &lines, width));
     if !why.advice.is_empty() {
         text.push_str("\nWhat would help:\n");
@@ -67,6 +68,33 @@ pub fn render_explanation(why: &Explanation, width: Option<usize>) -> String {
         }
     }
     text
+}
+
+/// The phase and since when. The phase of a machine that was just switched off is that of its last report.
+fn format_state(why: &Explanation) -> String {
+    let now = why.at;
+    match (&why.power, why.since) {
+        (Some(switch), _) if switch.is_off() => {
+            // Its phase changes when its silence is noticed.
+            let still = if why.phase == Phase::Ready.as_str() { "still " } else { "" };
+            format!("{}; its phase is {still}{}", switch.describe(now), why.phase)
+        }
+        (_, Some(since)) if since <= now => {
+            let span = humanize_duration(between(since, now));
+            format!("{} for {span}, since {}", why.phase, absolute_time(since))
+        }
+        _ => why.phase.to_owned(),
+    }
+}
+
+/// What was done to it lately.
+fn recent_notes(why: &Explanation) -> Vec<String> {
+    let recovery = why.recovery.as_ref().map(|recovery| recovery.describe(why.at));
+    let switch = why.power.as_ref().filter(|switch| !switch.is_off()).map(|switch| {
+        let since = if switch.reported { "has reported" } else { "has not reported" };
+        format!("{}, and it {since} since", switch.describe(why.at))
+    });
+    recovery.into_iter().chain(switch).collect()
 }
 
 /// The next work, unless it is already listed as under way.

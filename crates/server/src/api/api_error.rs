@@ -64,7 +64,9 @@ pub fn bmdb_status(error: BmdbError) -> Status {
     status
 }
 
-fn public_status(error: &BmdbError) -> Status {
+/// The status that a caller gets for an error of the BMDB, without its internal details.
+#[must_use]
+pub fn public_status(error: &BmdbError) -> Status {
     match error {
         BmdbError::NoSuchMachine(name) => not_found("machine", name, error.to_string()),
         BmdbError::NoSuchCredential(name) => not_found("credential", name, error.to_string()),

@@ -203,6 +203,7 @@ mod tests {
     use prost_reflect::DescriptorPool;
 
     use super::*;
+    use model::order_rules::ORDER_RULES;
 
     fn descriptors() -> DescriptorPool {
         DescriptorPool::decode(proto::fleet::DESCRIPTORS).unwrap()
@@ -240,6 +241,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn every_order_has_a_rule_and_nothing_else_has_one() {
+        let descriptors = descriptors();
+        let calls = descriptors.services().flat_map(|service| {
+            let name = service.full_name().to_owned();
+            let orders =
+                service.methods().filter(|method| method.input().get_field_by_name("order").is_some());
+            orders.map(|method| format!("{name}/{}", method.name())).collect::<Vec<_>>()
+        });
+        let orders: BTreeSet<String> = calls.collect();
+        assert!(orders.len() > 40, "{orders:?}");
+        let rules = ORDER_RULES.iter().filter(|rule| !rule.rpc.starts_with("shepherd.direct/"));
+        assert_eq!(orders, rules.map(|rule| rule.rpc.to_owned()).collect());
     }
 
     #[test]

@@ -249,6 +249,16 @@ pub fn encode_explanation(why: Explanation) -> v1::WhyResponse {
             .into_iter()
             .map(|advice| v1::Advice { command: advice.command, when: advice.when })
             .collect(),
+        recovery: why.recovery.map(|recovery| v1::RecentRecovery {
+            ended_at: Some(encode_timestamp(recovery.ended_at)),
+            step: recovery.step,
+        }),
+        power: why.power.map(|switch| v1::PowerSwitch {
+            kind: switch.kind,
+            ordered_by: switch.ordered_by,
+            carried_out_at: Some(encode_timestamp(switch.carried_out_at)),
+            reported: switch.reported,
+        }),
     }
 }
 

@@ -113,6 +113,8 @@ pub fn encode_order_response(
         before: encode_optional_struct(carried.before.as_ref()),
         after: encode_optional_struct(carried.after.as_ref()),
         outcome: encode_outcome_kind(carried.outcome.kind).into(),
+        // Services of orders that nothing undoes add it.
+        confirmation: None,
     }
 }
 

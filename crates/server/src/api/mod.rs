@@ -44,6 +44,7 @@ pub mod closing_stream;
 pub mod context;
 pub mod convert;
 pub mod credential_checks;
+pub mod error_json;
 pub mod fleet_stream;
 pub mod in_process;
 pub mod incoming_order;

@@ -1,9 +1,10 @@
-//! Changes of a machine's power order: given, begun under an intent, ended.
+//! Changes of a machine's power order: given, begun under an intent, ended, given up.
 
 use sqlx::PgConnection;
 
 use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
+use crate::engine::schedule::record_event;
 use model::ids::{IntentId, MachineId};
 use model::power_order::PowerOrderKind;
 
@@ -21,13 +22,17 @@ pub enum PowerChange {
     },
     /// It is about to be switched, under this intent.
     Started(IntentId),
-    /// The order was carried out, or abandoned.
+    /// The order was carried out, or is over because of another order.
     Ended,
+    /// The order ended and is not known to have been carried out, for this reason.
+    GivenUp(String),
 }
 
+/// Event of a power order that is given up. A client that waits for the end of an order reads it.
+const GIVEN_UP: &str = "PowerOrderGivenUp";
 const OPERATION: &str = "changing an order about power";
 
-/// Writes one change. The caller holds the machine's due rows.
+/// Writes one change, and the line of history of an order that is given up. The caller holds the machine's due rows.
 pub(crate) async fn apply_power_change(
     tx: &mut PgConnection,
     machine: MachineId,
@@ -53,8 +58,13 @@ pub(crate) async fn apply_power_change(
                 intent.0
             )
         }
-        PowerChange::Ended => sqlx::query!("DELETE FROM machine_power_order WHERE machine_id = $1", id),
+        PowerChange::Ended | PowerChange::GivenUp(_) => {
+            sqlx::query!("DELETE FROM machine_power_order WHERE machine_id = $1", id)
+        }
     };
-    statement.execute(tx).await.context(OPERATION)?;
+    statement.execute(&mut *tx).await.context(OPERATION)?;
+    if let PowerChange::GivenUp(reason) = change {
+        record_event(tx, machine, GIVEN_UP, reason).await?;
+    }
     Ok(())
 }

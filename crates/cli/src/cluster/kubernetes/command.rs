@@ -4,9 +4,10 @@ use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 use clap::{Args, Subcommand};
 
 use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
-use crate::cluster::outcome::format_response;
+use crate::cluster::outcome::{format_response, send_final_order};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::order::confirmation::ConfirmFlag;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use model::cluster::kubernetes::{KeyPurpose, VolumeDriver};
@@ -26,7 +27,7 @@ Example:
   shepherdctl cluster kubernetes remove ams --reason 'the trial is over'
 
 The workers stop their pods, then the controllers stop, and the authorities are deleted. What Kubernetes
-stored in etcd stays there.";
+stored in etcd stays there. Nothing undoes that: type the name of the cluster, or give --yes.";
 
 const ROTATE_EXAMPLES: &str = "\
 Example:
@@ -73,7 +74,7 @@ pub struct SetKubernetes {
     pub reason: String,
 }
 
-/// Arguments of `cluster kubernetes remove`: the cluster and the reason.
+/// Arguments of `cluster kubernetes remove`: the cluster, the reason and the confirmation.
 #[derive(Debug, Args)]
 pub struct RemoveKubernetes {
     /// Name of the cluster, for example ams1
@@ -82,6 +83,9 @@ pub struct RemoveKubernetes {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Confirmation without a terminal.
+    #[command(flatten)]
+    pub confirm: ConfirmFlag,
 }
 
 /// Arguments of `cluster kubernetes rotate`: the cluster, the keys and the reason.
@@ -130,13 +134,11 @@ async fn set_kubernetes(context: &CommandContext, args: &SetKubernetes) -> Resul
 }
 
 async fn remove_kubernetes(context: &CommandContext, args: &RemoveKubernetes) -> Result<String, CliError> {
-    require_audit_reason(&args.reason)?;
     let give = async |service, order| {
         let request = v1::RemoveClusterKubernetesRequest { name: args.name.clone(), order: Some(order) };
         ClusterKubernetesClient::new(service).remove(request).await
     };
-    let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    send_final_order(context, &args.name, &args.reason, args.confirm.yes, give).await
 }
 
 async fn rotate_keys(context: &CommandContext, args: &RotateKubernetes) -> Result<String, CliError> {

@@ -30,7 +30,8 @@ use tonic::codegen::{Body as _, Service as _};
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::api::api_error::{code_name, error_status, internal_status, invalid_argument};
+use crate::api::api_error::{error_status, internal_status, invalid_argument};
+use crate::api::error_json::{error_json, http_code};
 use crate::api::listener::auth::{AuthLayer, peer_of};
 use crate::api::services::request_limit;
 
@@ -247,60 +248,7 @@ pub(super) fn error_response(status: &Status) -> Response {
     response
 }
 
-/// An error as JSON, in the form of Google's APIs.
-fn error_json(status: &Status) -> Value {
-    let found = status.get_error_details();
-    let mut details = Vec::new();
-    if let Some(info) = found.error_info() {
-        details.push(json!({
-            "@type": "type.googleapis.com/google.rpc.ErrorInfo",
-            "reason": info.reason, "domain": info.domain, "metadata": info.metadata,
-        }));
-    }
-    if let Some(wrong) = found.bad_request() {
-        let fields: Vec<Value> = wrong
-            .field_violations
-            .iter()
-            .map(|one| json!({ "field": one.field, "description": one.description }))
-            .collect();
-        details
-            .push(json!({ "@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": fields }));
-    }
-    if let Some(retry) = found.retry_info() {
-        let delay = retry.retry_delay.unwrap_or_default().as_secs_f64();
-        details.push(
-            json!({ "@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": format!("{delay}s") }),
-        );
-    }
-    if let Some(resource) = found.resource_info() {
-        details.push(json!({
-            "@type": "type.googleapis.com/google.rpc.ResourceInfo",
-            "resourceType": resource.resource_type, "resourceName": resource.resource_name,
-            "description": resource.description,
-        }));
-    }
-    json!({ "error": {
-        "code": http_status(status.code()).as_u16(),
-        "status": code_name(status.code()),
-        "message": status.message(),
-        "details": details,
-    }})
-}
-
-/// The HTTP status for a gRPC code, as in googleapis' google/rpc/code.proto.
+/// The HTTP status for a gRPC code.
 fn http_status(code: Code) -> StatusCode {
-    match code {
-        Code::Ok => StatusCode::OK,
-        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,
-        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-        Code::PermissionDenied => StatusCode::FORBIDDEN,
-        Code::NotFound => StatusCode::NOT_FOUND,
-        Code::Aborted | Code::AlreadyExists => StatusCode::CONFLICT,
-        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-        Code::Cancelled => StatusCode::from_u16(499).unwrap_or(StatusCode::REQUEST_TIMEOUT),
-        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
-        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-        Code::Unknown | Code::Internal | Code::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
-    }
+    StatusCode::from_u16(http_code(code)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }

@@ -7,6 +7,7 @@ use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::kubernetes_messages::{optional_line, parse_patch};
+use crate::api::services::order_confirmation::{confirm_dry_run, confirmation_by_name};
 use bmdb::cluster::kubernetes::user::{KubernetesUserRequest, list_kubernetes_users};
 use bmdb::cluster::lock::order_target;
 use bmdb::cluster::upgrade::NewUpgrade;
@@ -15,13 +16,13 @@ use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::kubernetes::KeyPurpose;
 use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
+use model::order_rules::REMOVE_KUBERNETES_RPC;
 use model::process::UnknownName;
 use model::time::{Span, Timestamp};
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetes;
 
 const SET: &str = "shepherd.fleet.v1.ClusterKubernetes/Set";
-const REMOVE: &str = "shepherd.fleet.v1.ClusterKubernetes/Remove";
 const ROTATE: &str = "shepherd.fleet.v1.ClusterKubernetes/Rotate";
 const ISSUE_USER: &str = "shepherd.fleet.v1.ClusterKubernetes/IssueUser";
 const UPGRADE: &str = "shepherd.fleet.v1.ClusterKubernetes/Upgrade";
@@ -91,11 +92,13 @@ impl ClusterKubernetes for ClusterKubernetesService {
         request: Request<v1::RemoveClusterKubernetesRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: REMOVE, request: &request, order: body.order.as_ref() }
-            .execute(order_target(&body.name), |order| {
-                self.context.bmdb.remove_kubernetes(order, body.name.clone())
-            })
-            .await
+        let reply =
+            IncomingOrder { rpc: REMOVE_KUBERNETES_RPC, request: &request, order: body.order.as_ref() }
+                .execute(order_target(&body.name), |order| {
+                    self.context.bmdb.remove_kubernetes(order, body.name.clone())
+                })
+                .await;
+        confirm_dry_run(reply, confirmation_by_name(REMOVE_KUBERNETES_RPC, &body.name))
     }
 
     async fn rotate(

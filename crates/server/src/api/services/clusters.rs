@@ -8,6 +8,7 @@ use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::services::cluster_messages::encode_cluster;
 use crate::api::services::kubernetes_messages::parse_patch;
+use crate::api::services::order_confirmation::{confirm_dry_run, confirmation_by_name};
 use bmdb::cluster::declaration::NewDeclaration;
 use bmdb::cluster::forecast::{ForecastResult, Hypothesis};
 use bmdb::cluster::lock::{no_such_cluster, order_target};
@@ -19,6 +20,7 @@ use model::cluster::declaration::encode_signed_content;
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval, parse_cluster_selector};
+use model::order_rules::{DELETE_CLUSTER_RPC, RESTORE_CLUSTER_RPC};
 use model::process::UnknownName;
 use model::role_declaration::RoleDeclaration;
 use model::signed_artefact::declaration_proof::verify_declaration;
@@ -36,9 +38,7 @@ const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
 const ROTATE_SECRETS_KEY: &str = "shepherd.fleet.v1.Clusters/RotateSecretsKey";
 const ROTATE_AUTHORITY: &str = "shepherd.fleet.v1.Clusters/RotateAuthority";
 const RENEW_PEERS: &str = "shepherd.fleet.v1.Clusters/RenewPeers";
-const RESTORE: &str = "shepherd.fleet.v1.Clusters/Restore";
 const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
-const DELETE: &str = "shepherd.fleet.v1.Clusters/Delete";
 
 /// The gRPC service `Clusters`.
 pub struct ClustersService {
@@ -226,11 +226,12 @@ impl Clusters for ClustersService {
             without_kubernetes: body.without_kubernetes,
             confirmation: body.confirmation.clone(),
         };
-        IncomingOrder { rpc: RESTORE, request: &request, order: body.order.as_ref() }
+        let reply = IncomingOrder { rpc: RESTORE_CLUSTER_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.restore_cluster(order, body.name.clone(), restore)
             })
-            .await
+            .await;
+        confirm_dry_run(reply, confirmation_by_name(RESTORE_CLUSTER_RPC, &body.name))
     }
 
     async fn rotate_key(
@@ -304,11 +305,12 @@ impl Clusters for ClustersService {
         request: Request<v1::DeleteClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: DELETE, request: &request, order: body.order.as_ref() }
+        let reply = IncomingOrder { rpc: DELETE_CLUSTER_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.delete_cluster(order, body.name.clone())
             })
-            .await
+            .await;
+        confirm_dry_run(reply, confirmation_by_name(DELETE_CLUSTER_RPC, &body.name))
     }
 }
 

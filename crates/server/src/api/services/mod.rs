@@ -9,7 +9,8 @@
 //! [`IncomingOrder`](crate::api::incoming_order::IncomingOrder), which checks its reason and its idempotency key, has
 //! it carried out and encodes its result.
 //! Fields and messages that several services have are in `order_fields`, `machine_filter` and `kubernetes_messages`, so
-//! that they have the same errors everywhere. `cluster_messages` encodes a cluster.
+//! that they have the same errors everywhere. `order_confirmation` has what a person types before an order that nothing
+//! undoes. `cluster_messages` encodes a cluster.
 
 pub mod approvals;
 pub mod artefacts;
@@ -27,6 +28,7 @@ pub mod logs;
 pub mod loops;
 mod machine_filter;
 pub mod machines;
+mod order_confirmation;
 mod order_fields;
 pub mod plan_service;
 pub mod updates;

@@ -6,8 +6,11 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::incoming_order::{IncomingOrder, OrderReply};
 use crate::api::services::machines::order_execution::try_execute_order;
+use crate::api::services::order_confirmation::{confirm_dry_run, find_irreversible};
 use crate::api::services::order_fields::parse_power_action;
+use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::power_order;
+use model::order_rules::{Confirmation, ConfirmationKind, POWER_RPC};
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;
 
@@ -22,8 +25,7 @@ pub async fn reboot_machine(context: &ApiContext, request: &Request<v1::RebootRe
 /// Handles `Machines.Power`: orders a power action.
 pub async fn switch_power(context: &ApiContext, request: &Request<v1::PowerRequest>) -> OrderReply {
     let body = request.get_ref();
-    let order =
-        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Power", request, order: body.order.as_ref() };
+    let order = IncomingOrder { rpc: POWER_RPC, request, order: body.order.as_ref() };
     order_power(context, &body.machine, order, parse_power_action(&body.action)?).await
 }
 
@@ -49,8 +51,19 @@ async fn order_power<M: prost::Message>(
     switch: PowerOrderKind,
 ) -> OrderReply {
     let name = context.find_machine(&caller_of(order.request)?, machine).await?;
-    try_execute_order(context, &name, order, move |snapshot, by| {
+    let is_dry_run = order.order.is_some_and(|order| order.dry_run);
+    let reply = try_execute_order(context, &name, order, move |snapshot, by| {
         power_order::order_switch(snapshot, switch, &by.reason, &by.who)
     })
-    .await
+    .await;
+    if !is_dry_run || reply.is_err() {
+        return reply;
+    }
+    let irreversible = find_irreversible(context, &MachineOrder::Power(switch), &[name.machine]).await?;
+    let confirmation = irreversible.map(|reason| Confirmation {
+        kind: ConfirmationKind::Name,
+        text: name.short_name(),
+        reason,
+    });
+    confirm_dry_run(reply, confirmation)
 }

@@ -1,0 +1,146 @@
+//! `get KIND --watch`: the list, then a line for each change, also after the shepherd that served it has stopped.
+
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use shepherd::model::access::AccessRole;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::time::timeout;
+
+use crate::api::command_line::Operator;
+use crate::api::{Api, order};
+use crate::harness::aloud::TestResult;
+use crate::harness::callback::provided;
+use crate::harness::program::PATIENCE;
+
+/// A watch that ends with the test.
+struct ListWatch {
+    lines: Lines<BufReader<ChildStdout>>,
+    errors: Lines<BufReader<ChildStderr>>,
+    _child: Child,
+}
+
+impl ListWatch {
+    fn start(kim: &Operator<'_>, arguments: &[&str]) -> anyhow::Result<Self> {
+        let mut child = tokio::process::Command::from(kim.command(arguments))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let lines = BufReader::new(child.stdout.take().context("its output")?).lines();
+        let errors = BufReader::new(child.stderr.take().context("its errors")?).lines();
+        Ok(Self { lines, errors, _child: child })
+    }
+
+    async fn line(&mut self) -> anyhow::Result<String> {
+        timeout(PATIENCE, self.lines.next_line()).await.context("it is silent")??.context("it has ended")
+    }
+
+    async fn json(&mut self) -> anyhow::Result<Value> {
+        Ok(serde_json::from_str(&self.line().await?)?)
+    }
+
+    async fn error(&mut self) -> anyhow::Result<String> {
+        timeout(PATIENCE, self.errors.next_line()).await.context("it is silent")??.context("it has ended")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machines_are_a_table_and_then_a_line_for_each_change() -> TestResult {
+    let api = Api::start("api_list_watch").await?;
+    let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let mut table = ListWatch::start(&kim, &["get", "machines", "-w"])?;
+    let header = table.line().await?;
+    assert!(header.starts_with("NAME ") && header.contains("WHY"), "{header}");
+    for _ in 0..2 {
+        let row = table.line().await?;
+        assert!(row.contains("newly provided"), "{row}");
+    }
+    let mut named = ListWatch::start(&kim, &["get", "machine", &second, "-w", "-o", "json"])?;
+    assert_eq!(named.json().await?["machine"]["name"]["machine"], second);
+    let mut held = ListWatch::start(&kim, &["get", "machines", "--fact", "hold", "-w", "--no-headers"])?;
+    assert_eq!(held.error().await?, "no machines");
+    let mut removals = ListWatch::start(&kim, &["get", "machines", "--fact", "hold", "-w", "-o", "json"])?;
+
+    for (machine, key) in [(&first, "1"), (&second, "2")] {
+        let hold = json!({ "machine": machine, "order": order("a disk", key) });
+        let admin = api.key(AccessRole::Admin, &[], None).await?;
+        api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;
+    }
+    let mut rows = [table.line().await?, table.line().await?];
+    rows.sort_by_key(|row| !row.starts_with(&first));
+    for (row, machine) in rows.iter().zip([&first, &second]) {
+        assert!(row.starts_with(machine) && row.contains("held by "), "{row}");
+    }
+    let changed = named.json().await?;
+    assert_eq!(changed["machine"]["name"]["machine"], second, "and not the first");
+    assert!(changed["machine"]["phaseSince"].is_string() && changed["resumeToken"].is_string(), "{changed}");
+    for _ in 0..2 {
+        assert!(held.line().await?.contains("held by "));
+        assert!(removals.json().await?["machine"].is_object());
+    }
+
+    kim.direct(&["release", &first])?;
+    assert!(table.line().await?.starts_with(&first));
+    let gone = held.line().await?;
+    assert!(gone.starts_with(&first) && gone.ends_with("gone, or no longer selected"), "{gone}");
+    let gone = removals.json().await?;
+    assert_eq!((&gone["removedMachine"], &gone["bookmark"]), (&json!(first), &Value::Null));
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_kinds_are_listed_again_and_what_changed_is_printed() -> TestResult {
+    let api = Api::start("api_list_watch_kinds").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let insert = "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version,
+                      created_at, created_by, wait_reasons, settled)
+                  SELECT md5(name)::UUID, name, 1, 0, '', '[]'::JSONB, 'automatic', 1, clock_timestamp(), 'kim',
+                         '[]'::JSONB, FALSE FROM (VALUES ('ams'), ('fra')) c (name)";
+    sqlx::query(insert).execute(&api.pool).await?;
+    let (other, stop) = api.another().await?;
+    kim.reach(&[other.local_addr, api.server.local_addr])?;
+    let mut table = ListWatch::start(&kim, &["get", "clusters", "-w"])?;
+    let header = table.line().await?;
+    assert!(header.starts_with("NAME  STAGE"), "{header}");
+    for name in ["ams", "fra"] {
+        let row = table.line().await?;
+        assert!(row.starts_with(name) && row.contains("waiting for machines"), "{row}");
+    }
+    let mut documents = ListWatch::start(&kim, &["get", "cluster", "fra", "--watch", "-o", "json"])?;
+    assert_eq!(documents.json().await?["cluster"]["name"], "fra");
+
+    stop.cancel();
+    other.wait_until_stopped().await;
+    let sentence = format!("continuing at {}", api.server.local_addr);
+    for moved in [&mut table, &mut documents] {
+        let moved = moved.error().await?;
+        assert!(moved.contains(&sentence), "{moved}");
+    }
+    sqlx::query("UPDATE cluster SET workers = 2 WHERE name = 'fra'").execute(&api.pool).await?;
+    let row = table.line().await?;
+    assert!(row.starts_with("fra "), "{row}");
+    assert_eq!(documents.json().await?["cluster"]["workers"], 2);
+    sqlx::query("DELETE FROM cluster WHERE name = 'fra'").execute(&api.pool).await?;
+    let row = table.line().await?;
+    assert!(row.starts_with("fra ") && row.ends_with("gone, or no longer selected"), "{row}");
+    assert_eq!(documents.json().await?, json!({ "removedCluster": "fra" }));
+
+    for (line, expected) in [
+        (&["get", "machines", "-w", "--limit", "3"][..], 2),
+        (&["get", "machines", "-w", "-o", "custom-columns=P:.phase"], 2),
+        (&["get", "clusters", "-w", "-o", "custom-columns=N:.name"], 2),
+        (&["get", "policy", "-w"], 2),
+        (&["get", "machine", "nobody", "-w"], 3),
+        (&["get", "cluster", "nowhere", "-w"], 3),
+    ] {
+        let ended = kim.run_command(line).await?;
+        assert_eq!(ended.status.code(), Some(expected), "{line:?}: {ended:?}");
+    }
+    Ok(api.stop().await?)
+}
