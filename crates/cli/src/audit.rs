@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn moment_is_a_time_or_so_long_before_now() {
-        let at = |seconds| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
+        let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let flag = |text| resolve_flag("since", Some(text), at(7200));
         assert_eq!(flag("2h").unwrap(), Some(encode_timestamp(at(0))));
         assert_eq!(resolve_flag("since", None, at(0)).unwrap(), None);

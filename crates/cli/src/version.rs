@@ -113,7 +113,7 @@ impl VersionReport {
 
     fn to_text(&self) -> String {
         let mut text = format!("shepherdctl {}\n", self.client_version);
-        for ServerVersion { server, version, schema_version, error } in &self.servers {
+        for ServerVersion { server, version, schema_version, error, .. } in &self.servers {
             let _ = match (version, schema_version, error) {
                 (Some(version), Some(schema), _) => {
                     writeln!(text, "shepherd {version} at {server}, schema {schema}")

@@ -55,8 +55,10 @@ impl PowerSwitch {
     /// The order as a sentence.
     #[must_use]
     pub fn describe(&self, now: Timestamp) -> String {
-        let kind = self.kind.parse::<PowerOrderKind>();
-        let done = kind.map_or(self.kind.as_str(), PowerOrderKind::participle);
+        let done = match self.kind.parse::<PowerOrderKind>() {
+            Ok(kind) => kind.participle(),
+            Err(_) => self.kind.as_str(),
+        };
         format!("{done} {} by {}", relative_time(self.carried_out_at, now), self.ordered_by)
     }
 
