@@ -229,7 +229,7 @@ fn messages_refer_to_the_documentation_by_a_command() -> TestResult {
                 let topic = topic.trim_start_matches(|c: char| c == '\\' || c.is_whitespace());
                 let topic = topic.split(|c| !is_part(c)).next().unwrap_or_default().trim_end_matches('.');
                 topics += 1;
-                if !topic.is_empty() && topic != "{}" && find_topics(topic).is_empty() {
+                if !topic.is_empty() && !topic.starts_with('{') && find_topics(topic).is_empty() {
                     wrong.push(format!("{}:{line}: nothing explains {topic}", path.display()));
                 }
             }

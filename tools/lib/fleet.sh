@@ -101,10 +101,17 @@ run_release() {
 add_release() { ok "the release $1 is added" ctl artefacts add "${scratch:?}/$1" --name "$1" --reason "the release $1"; }
 # update_to RELEASE COUNT: rolls the release out to all machines of the test, which are that many.
 update_to() {
+    order_update "$@"
+    update_finishes
+}
+# order_update RELEASE COUNT: the same, until all of them run it. The update ends later, once they have been well for a while.
+order_update() {
     ok "the update of all machines to $1 is ordered" ctl update --selector '' --release "$1" --parallelism 2 --reason "$1 is to run"
     essential
     eventually $((150 * $2)) "all $2 run $1" is_true "$(run_release "$scratch/$1" "$2")"
     essential
+}
+update_finishes() {
     eventually 180 "and the update is finished" update_is finished
     essential
 }

@@ -44,13 +44,16 @@ ok() {
     tell "$sentence"
 }
 
+# Seconds between two attempts. A script on a host that emulates machines sets more: the attempts take processors from them.
+poll_interval=0.2
+
 # eventually SECONDS SENTENCE COMMAND…: the same, but the command may take this long to succeed.
 eventually() {
     local end=$((SECONDS + $1)) sentence=$2
     shift 2
     attempt "$@"
     while [[ $code -ne 0 && $SECONDS -lt $end ]]; do
-        sleep 0.2
+        sleep "$poll_interval"
         attempt "$@"
     done
     tell "$sentence"

@@ -198,8 +198,8 @@ impl Example {
     fn to_roff(&self) -> String {
         let title =
             if self.title.is_empty() { String::new() } else { format!(".PP\n{}\n", roff(&self.title)) };
-        let lines: String = self.lines.iter().map(|line| format!("{}\n", roff(line))).collect();
-        format!("{title}.PP\n.nf\n{lines}.fi\n")
+        let lines: Vec<String> = self.lines.iter().map(|line| roff(line)).collect();
+        format!("{title}.PP\n.nf\n{}\n.fi\n", lines.join("\n"))
     }
 }
 
@@ -286,8 +286,8 @@ fn configuration_page(command: &Command) -> String {
     text.push_str(".SH FILES\n");
     for topic in find_topics("deploying#files") {
         let shown = render_page(&topic.markdown, Some(TEXT_COLUMNS));
-        let lines = shown.lines().skip(1).map(|line| format!("{}\n", roff(line)));
-        text.push_str(&format!(".nf\n{}.fi\n", lines.collect::<String>()));
+        let lines: Vec<String> = shown.lines().skip(1).map(roff).collect();
+        text.extend([".nf\n", &lines.join("\n"), "\n.fi\n"]);
     }
     let pages = PROGRAM_PAGES.iter().filter(|page| !page.starts_with(name)).map(|page| (*page).to_owned());
     text.push_str(&see_also_section(&pages.collect::<Vec<_>>()));

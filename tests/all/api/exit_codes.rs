@@ -191,7 +191,7 @@ impl<'a> Fleet<'a> {
         line: &str,
         words: &[Word],
         reason: &str,
-        target: Option<Target<'_>>,
+        target: Option<&Target<'_>>,
     ) -> anyhow::Result<Command> {
         let filled = line.split(' ').map(|word| self.fill(word, words));
         let mut arguments = filled.collect::<anyhow::Result<Vec<String>>>()?;
@@ -220,7 +220,7 @@ impl<'a> Fleet<'a> {
             Kind::Database => Some(Target::Database(self.kim.api.database.url())),
             Kind::Local => None,
         };
-        let command = self.command(line, words, reason, target)?;
+        let command = self.command(line, words, reason, target.as_ref())?;
         Ok(tokio::process::Command::from(command).output().await?)
     }
 
@@ -241,7 +241,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Runs the command of a row as it would be done, about another target.
-    fn sample(&self, row: &Row, target: Target<'_>) -> anyhow::Result<Command> {
+    fn sample(&self, row: &Row, target: &Target<'_>) -> anyhow::Result<Command> {
         self.command(row.sample().1, &unknown_words(), "an exit code", Some(target))
     }
 }
@@ -358,19 +358,23 @@ async fn every_command_exits_by_who_does_not_answer_or_refuses_or_ends_it() -> T
             }
         };
         let path = row.path;
-        assert_eq!(code(fleet.sample(row, nobody)?).await?, Some(5), "`{path}`, and nobody answers");
-        assert_eq!(interrupt(&fleet.sample(row, stopped)?, &silent).await?, Some(130), "`{path}` and Ctrl-C");
+        assert_eq!(code(fleet.sample(row, &nobody)?).await?, Some(5), "`{path}`, and nobody answers");
+        assert_eq!(
+            interrupt(&fleet.sample(row, &stopped)?, &silent).await?,
+            Some(130),
+            "`{path}` and Ctrl-C"
+        );
         if let Some(refused) = refused {
-            assert_eq!(code(fleet.sample(row, refused)?).await?, Some(4), "`{path}` with a revoked token");
+            assert_eq!(code(fleet.sample(row, &refused)?).await?, Some(4), "`{path}` with a revoked token");
         }
     }
     // This fleet has a shepherd that works, and then a schema that this release does not know.
     let declare = ROWS.iter().find(|row| row.path == "declare restored").context("the row")?;
     let database = || Target::Database(api.database.url());
-    assert_eq!(code(fleet.sample(declare, database())?).await?, Some(4), "while shepherds work");
+    assert_eq!(code(fleet.sample(declare, &database())?).await?, Some(4), "while shepherds work");
     sqlx::query(LATER_SCHEMA).execute(&api.pool).await?;
     for row in ROWS.iter().filter(|row| row.kind == Kind::Database) {
-        assert_eq!(code(fleet.sample(row, database())?).await?, Some(4), "`{}`, a later schema", row.path);
+        assert_eq!(code(fleet.sample(row, &database())?).await?, Some(4), "`{}`, a later schema", row.path);
     }
     drop(closed);
     drop(fleet);
@@ -435,7 +439,7 @@ async fn every_order_exits_6_when_its_answer_is_lost() -> TestResult {
         let address = lose_answers(api.server.local_addr, &api.pool, &reason).await?;
         let context = format!("lost-{}", commands.len());
         fleet.add_context(&context, |context| context.servers = vec![address.to_string()])?;
-        let command = fleet.command(line, &words, &reason, Some(Target::Context(&context)))?;
+        let command = fleet.command(line, &words, &reason, Some(&Target::Context(&context)))?;
         commands.push((row.path, command));
     }
     let (mut running, turns) = (JoinSet::new(), Arc::new(Semaphore::new(LOST_AT_ONCE)));

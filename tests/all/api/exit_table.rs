@@ -676,7 +676,7 @@ pub(super) const ROWS: &[Row] = &[
         "policy disable-two-person-rule",
         Elsewhere(
             "policy disable-two-person-rule",
-            "tests/all/api/rule_bypasses.rs",
+            "tests/all/api/two_person_rule.rs",
             "rule_ends_at_the_database_alone_and_is_shown_for_a_month",
         ),
         Run("policy disable-two-person-rule"),

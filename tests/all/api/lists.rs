@@ -228,11 +228,11 @@ async fn every_shepherd_gives_the_same_answer() -> TestResult {
     Ok(api.stop().await?)
 }
 
-/// Records of orders, by `kim` each minute, and one of `lee` before them.
+/// Records of orders, by `ann` each minute, and one of `lee` before them.
 const AUDIT: &str = "
     INSERT INTO audit (audit_id, at, actor, rpc, target, reason, request, dry_run, outcome, message)
     SELECT gen_random_uuid(), clock_timestamp() - n * INTERVAL '1 minute',
-           CASE WHEN n = 20100 THEN 'lee@desk (token 7)' ELSE 'kim@desk' END,
+           CASE WHEN n = 20100 THEN 'lee@desk (token 7)' ELSE 'ann@desk' END,
            CASE WHEN n % 2 = 0 THEN 'shepherd.fleet.v1.Machines/Hold' ELSE 'shepherd.fleet.v1.Loops/Pause' END,
            'm', 'r' || n, decode('00', 'hex'), FALSE, 'changed', ''
     FROM generate_series(10, 20100) n";
@@ -251,10 +251,10 @@ async fn audit_is_filtered_by_actor_rpc_and_time() -> TestResult {
         Ok((reasons.collect(), page["nextPageToken"].as_str().unwrap_or_default().to_owned()))
     };
     let first = async |body: Value| -> anyhow::Result<Vec<String>> { Ok(list(body).await?.0) };
-    for actor in ["kim", "kim@desk"] {
+    for actor in ["ann", "ann@desk"] {
         assert_eq!(first(json!({ "pageSize": 2, "actor": actor })).await?, ["r10", "r11"], "{actor}");
     }
-    assert_eq!(first(json!({ "pageSize": 2, "actor": "ki" })).await?, [""; 0]);
+    assert_eq!(first(json!({ "pageSize": 2, "actor": "an" })).await?, [""; 0]);
     for rpc in ["Machines/Hold", "hold", "machines", "shepherd.fleet.v1.Machines/Hold"] {
         assert_eq!(first(json!({ "pageSize": 2, "rpc": rpc })).await?, ["r10", "r12"], "{rpc}");
     }

@@ -65,7 +65,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     assert!(listed.1 && listed.0.contains("LOG"), "{listed:?}");
     let sizes: Vec<Vec<&str>> = listed.0.lines().map(|line| line.split_whitespace().collect()).collect();
     let size = text.len().to_string();
-    assert!(sizes.iter().any(|line| line == &["web/server", &size]), "{sizes:?}");
+    assert!(sizes.iter().any(|line| line == &["web/server", &size, "B"]), "{sizes:?}");
     assert!(sizes.iter().any(|line| line[0] == "roleserver"), "{sizes:?}");
     for (arguments, expected) in [
         (&["--lines", "1"][..], "last\n"),

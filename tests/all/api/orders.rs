@@ -388,7 +388,7 @@ async fn every_call_that_takes_an_order_is_in_the_audit() -> TestResult {
             let first = api.call(Some(&admin.token), &rpc, body.clone()).await?.ok()?;
             let written: Option<(String, String, Option<uuid::Uuid>, bool)> = sqlx::query_as(
                 "SELECT reason, actor, credential_id, before IS NOT NULL AND after IS NOT NULL FROM audit
-                 WHERE rpc = $1",
+                 WHERE rpc = $1 AND NOT dry_run",
             )
             .bind(format!("{}/{}", service.full_name(), method.name()))
             .fetch_optional(&api.pool)

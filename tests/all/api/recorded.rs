@@ -186,6 +186,7 @@ const ELSEWHERE: &[&str] = &[
     "declare restored",
     "policy disable-two-person-rule",
     "tokens bootstrap",
+    "options",
     "watch",
     "wait machines",
     "wait clusters",

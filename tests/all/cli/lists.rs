@@ -376,6 +376,12 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
          INSERT INTO machine_labels SELECT machine_id, '{\"row\": \"7\"}' FROM machine;
          INSERT INTO machine_priority SELECT machine_id, 'low', 'r', 'kim', now() FROM machine;
          INSERT INTO history (machine_id, at, event) SELECT machine_id, now(), 'Ready' FROM machine;
+         INSERT INTO machine_hold SELECT machine_id, 'everything', 'r', 'kim', now() FROM machine;
+         INSERT INTO cluster VALUES (gen_random_uuid(), 'prod', 3, 2, 'cpus>=4', '[\"web\"]', 'manual', 1,
+             clock_timestamp(), 'kim', NULL, NULL, clock_timestamp(), 'ca', '[\"10.0.0.1:7835\"]',
+             clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2);
+         INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at)
+             SELECT machine_id, cluster_id, 'worker', now() FROM machine, cluster;
          ANALYZE",
     )
     .execute(&pool)

@@ -238,7 +238,7 @@ pub fn print_stderr(sentences: &str) {
 
 /// Writes a command to standard error, in lines that fit its terminal. Its times stay as the user wrote them.
 pub(crate) fn print_command(command: &str) {
-    write_stderr(&fit_text(command, terminal_columns(std::io::stderr())));
+    write_stderr(&fit_text(command, terminal_columns(&std::io::stderr())));
 }
 
 fn write_stderr(text: &str) {

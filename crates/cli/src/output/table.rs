@@ -23,7 +23,7 @@ const ELLIPSIS: &str = "…";
 /// Columns of the terminal on standard output; `None` if that is no terminal, or if its width is not known.
 #[must_use]
 pub fn terminal_width() -> Option<usize> {
-    terminal_columns(std::io::stdout())
+    terminal_columns(&std::io::stdout())
 }
 
 /// Formats rows under headers, as wide as necessary and as the terminal allows.

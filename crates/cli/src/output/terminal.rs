@@ -13,11 +13,11 @@ const HELP_COLUMNS: usize = 100;
 
 /// Columns of a terminal; `None` if the stream is none, or does not know its width.
 #[must_use]
-pub fn terminal_columns(stream: impl IsTerminal + AsFd) -> Option<usize> {
+pub fn terminal_columns(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     if !stream.is_terminal() {
         return None;
     }
-    let size = || rustix::termios::tcgetwinsize(&stream).ok().map(|size| usize::from(size.ws_col));
+    let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
     wished_columns().or_else(size).filter(|columns| *columns > 0)
 }
 
@@ -33,7 +33,7 @@ fn parse_columns(text: Option<&str>) -> Option<usize> {
 /// Help as the parser renders it, in paragraphs that fit the terminal or the width that the environment names.
 #[must_use]
 pub fn format_help(rendered: &str) -> String {
-    let width = terminal_columns(std::io::stdout()).or_else(wished_columns);
+    let width = terminal_columns(&std::io::stdout()).or_else(wished_columns);
     wrap_help(rendered, width.unwrap_or(HELP_COLUMNS))
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn set_current_zone(zone: Zone) {
 /// A time zone that times are shown in.
 #[derive(Clone, Debug)]
 pub struct Zone {
-    zone: TimeZone,
+    rules: TimeZone,
     /// The zone in a sentence.
     name: String,
     /// Whether the zone is what the user named; without it, times are shown in UTC.
@@ -59,7 +59,7 @@ impl Zone {
     /// The zone UTC, which has no clock changes.
     #[must_use]
     pub fn utc() -> Self {
-        Self { zone: TimeZone::UTC, name: "UTC".to_owned(), is_known: true }
+        Self { rules: TimeZone::UTC, name: "UTC".to_owned(), is_known: true }
     }
 
     /// The zone of the variable `TZ`, or of the host.
@@ -74,7 +74,7 @@ impl Zone {
     /// The zone of the host; UTC if it has none.
     fn of_host() -> Self {
         let zone = read_zone(Path::new(HOST_ZONE)).unwrap_or(TimeZone::UTC);
-        Self { zone, name: "the time zone of this host".to_owned(), is_known: true }
+        Self { rules: zone, name: "the time zone of this host".to_owned(), is_known: true }
     }
 
     /// The zone that a value of `TZ` names.
@@ -87,7 +87,7 @@ impl Zone {
         let file = zone_path(name).and_then(|path| read_zone(&path));
         let zone = file.or_else(|| TimeZone::posix(name).ok());
         let is_known = zone.is_some();
-        Self { zone: zone.unwrap_or(TimeZone::UTC), name: format!("the time zone {name}"), is_known }
+        Self { rules: zone.unwrap_or(TimeZone::UTC), name: format!("the time zone {name}"), is_known }
     }
 
     /// The text with each absolute time in this zone.
@@ -97,7 +97,7 @@ impl Zone {
         for (end, _) in text.match_indices(UTC_OFFSET) {
             let Some((begin, civil, fraction)) = find_time_before(&text[copied..end]) else { continue };
             let Ok(at) = Offset::UTC.to_timestamp(civil) else { continue };
-            let offset = self.zone.to_offset(at);
+            let offset = self.rules.to_offset(at);
             local.push_str(&text[copied..copied + begin]);
             local.push_str(&format_civil(offset.to_datetime(at)));
             local.push_str(fraction);
@@ -130,7 +130,7 @@ impl Zone {
                 with_offset(Offset::UTC)
             )));
         }
-        let (event, change, before, after) = match self.zone.to_ambiguous_timestamp(civil).offset() {
+        let (event, change, before, after) = match self.rules.to_ambiguous_timestamp(civil).offset() {
             AmbiguousOffset::Unambiguous { offset } => {
                 let at = offset.to_timestamp(civil).ok();
                 return at.and_then(|at| Timestamp::from_timestamp(at.as_second(), 0)).map(Ok);

@@ -138,8 +138,8 @@ mod tests {
                 WaitGoal::Machine(MachineGoal::PowerOrderEnd(PowerOrderKind::Off)),
             ),
             (
-                "power cycle m --reason r --wait",
-                WaitGoal::Machine(MachineGoal::PowerOrderEnd(PowerOrderKind::Cycle)),
+                "power on m --reason r --wait",
+                WaitGoal::Machine(MachineGoal::PowerOrderEnd(PowerOrderKind::On)),
             ),
             ("update --selector cpus>=4 --release one --reason r --wait", WaitGoal::UpdateFinished),
             ("cluster create ams --reason r --wait", WaitGoal::Cluster(ClusterGoal::Ready)),
@@ -160,12 +160,12 @@ mod tests {
             ),
         ] {
             let wait = wait_of(line).unwrap();
-            assert_eq!((wait.goal, wait.flags.timeout.0), (goal, Duration::from_secs(3600)), "{line}");
+            assert_eq!((wait.goal, wait.flags.timeout.0), (goal, Duration::from_hours(1)), "{line}");
             assert_eq!(wait.cluster.is_some(), line.starts_with("cluster"), "{line}");
             assert_eq!(wait_of(&line.replace(" --wait", "")), None, "{line}");
         }
         let brief = wait_of("reboot m --reason r --wait --timeout 7m").unwrap();
-        assert_eq!(brief.flags.timeout.0, Duration::from_secs(420));
+        assert_eq!(brief.flags.timeout.0, Duration::from_mins(7));
         assert_eq!(wait_of("retire cancel m --reason r"), None);
         let alone = grammar().try_get_matches_from("shepherdctl reboot m --reason r --timeout 7m".split(' '));
         assert!(alone.is_err(), "there is nothing that the timeout is for");

@@ -34,7 +34,7 @@ pub(crate) const WAIT_EXAMPLES: &str = "\
 Examples:
   shepherdctl wait machine sim-0007 --for phase=Ready --timeout 10m
   shepherdctl wait machines -l label.row=7 --for healthy
-  shepherdctl wait cluster prod --for ready && shepherdctl cluster kubeconfig prod --reason 'a look'
+  shepherdctl wait cluster prod --for ready && shepherdctl describe cluster prod
   shepherdctl wait update 3f9a12bc --for finished --timeout 2h";
 
 const WAIT_MACHINES_EXAMPLES: &str = "\
@@ -74,6 +74,7 @@ pub struct WaitArgs {
 
 /// The objects that `wait` is about, by kind.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a process has one")]
 pub enum WaitObjects {
     /// Wait until machines are in a phase, healthy or retired
     #[command(visible_alias = "machine", after_help = WAIT_MACHINES_EXAMPLES)]

@@ -251,7 +251,7 @@ mod tests {
 
     fn waiting(goal: WaitGoal, names: &[&str], report: WaitReport) -> Waiting {
         let subjects = names.iter().map(|name| Subject::new(*name, *name)).collect();
-        let (timeout, target_flags) = (Duration::from_secs(300), TargetFlags::default());
+        let (timeout, target_flags) = (Duration::from_mins(5), TargetFlags::default());
         Waiting { goal, subjects, timeout, report, target_flags }
     }
 

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn each_step_is_new_once() {
-        let mut progress = WaitProgress::new(READY, Duration::from_secs(300), 1);
+        let mut progress = WaitProgress::new(READY, Duration::from_mins(5), 1);
         let mut news = |phase| progress.record(0, &machine(phase), Timestamp::UNIX_EPOCH);
         for (phase, has_met, steps) in [
             (Phase::New, false, &["is New"][..]),
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn obstacle_is_the_reason() {
-        let mut progress = WaitProgress::new(READY, Duration::from_secs(300), 2);
+        let mut progress = WaitProgress::new(READY, Duration::from_mins(5), 2);
         progress.record(0, &machine(Phase::Retired), Timestamp::UNIX_EPOCH);
         assert_eq!(progress.obstacle(0), Some("is Retired, and stays so"));
         assert_eq!((progress.obstacle(1), progress.obstacle(2)), (None, None));

@@ -274,7 +274,7 @@ fn is_accepted(authorities: &[Vec<u8>], certificate: &[u8], host: [u8; 4], secon
     Ok(verifier.verify_server_cert(&certificate, &[], &name, &[], now).is_ok())
 }
 
-/// The key of a kubelet serves as no API server: what is in a kubeconfig refuses its certificate, and so does every
+/// The key of a kubelet serves as no API server: what a client has of the authority refuses its certificate, and so does every
 /// component, because all of them trust the authority of API servers alone.
 #[tokio::test]
 async fn client_of_an_api_server_refuses_the_certificate_of_a_kubelet() -> TestResult {

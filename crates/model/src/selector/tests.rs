@@ -210,7 +210,7 @@ fn every_value_can_be_written() {
         (r"product=A\*B\*", None, Some("A*B*"), None),
         (r#"product="A\*""#, None, Some("A*"), None),
         (r#"product=24" screen"#, None, Some(r#"24" screen"#), None),
-        (r#"product=PowerEdge (14G)"#, None, Some("PowerEdge (14G)"), None),
+        ("product=PowerEdge (14G)", None, Some("PowerEdge (14G)"), None),
         (r#"product in ("PowerEdge (14G)")"#, None, Some("PowerEdge (14G)"), None),
         (r#"memory>="1GiB",label.row="7",location=a,"#, None, None, Some("a")),
     ] {

@@ -106,10 +106,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::facts::{AgentStarted, HeartbeatFact, MachineFacts};
+    use crate::facts::{AgentStarted, HeartbeatFact, MachineFacts, ProviderRecord};
     use crate::ids::MachineId;
     use crate::machine_view::LaneView;
     use crate::policy::Policy;
+    use crate::provider_status::ProviderStatus;
     use crate::recent_step::{RecentStep, STEP_DONE, STEP_FAILED, format_order_detail};
     use crate::why::explain_machine;
     use crate::why::render::{ExplanationDetail, render_explanation};
@@ -122,6 +123,19 @@ mod tests {
     fn view(ready: i64, reported: i64, steps: Vec<RecentStep>) -> MachineView {
         let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
         facts.listening_since = Some(at(0));
+        facts.provider_record = Some(ProviderRecord {
+            provider: "rack".into(),
+            provider_id: "1".into(),
+            reservation: None,
+            address: Some("192.0.2.1".into()),
+            ssh_port: None,
+            ssh_user: None,
+            location: None,
+            status: ProviderStatus::Running,
+            acquired_at: at(0),
+            polled_at: None,
+            unchanged: false,
+        });
         facts.agent_started =
             Some(AgentStarted { started_at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
         facts.heartbeat = Some(HeartbeatFact {

@@ -17,6 +17,9 @@ use shepherd_roleserver::systemd_manager::value::Value;
 
 use crate::host::PATIENCE;
 
+/// The file of a control group that lists its processes.
+pub(crate) const PROCESSES: &str = "cgroup.procs";
+
 /// What it does with a request for a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Conduct {
@@ -146,7 +149,7 @@ impl FakeSystemd {
 
     /// The pids in a group, not in those inside it.
     pub(crate) fn pids(&self, group: &str) -> Vec<u32> {
-        let file = self.shared.tree.join(group.trim_start_matches('/')).join("cgroup.procs");
+        let file = self.shared.tree.join(group.trim_start_matches('/')).join(PROCESSES);
         fs::read_to_string(file).unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
     }
 
@@ -365,7 +368,7 @@ impl Shared {
         remove_pid(&self.tree, pid)?;
         let directory = self.directory(group);
         fs::create_dir_all(&directory)?;
-        let file = directory.join("cgroup.procs");
+        let file = directory.join(PROCESSES);
         // A process that moved itself, or was moved by the role server, is there without a line end.
         let text = fs::read_to_string(&file).unwrap_or_default();
         let lines = text.lines().map(str::to_owned).chain([pid.to_string()]);
@@ -384,7 +387,7 @@ fn remove_pid(directory: &Path, pid: u32) -> Result<()> {
         let path = entry.path();
         if path.is_dir() {
             remove_pid(&path, pid)?;
-        } else if path.ends_with("cgroup.procs") {
+        } else if path.ends_with(PROCESSES) {
             let text = fs::read_to_string(&path)?;
             let left: Vec<&str> = text.lines().filter(|line| *line != pid.to_string()).collect();
             if left.is_empty() {

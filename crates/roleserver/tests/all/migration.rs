@@ -17,7 +17,7 @@ use shepherd_roleserver::child::spec::ResourceLimits;
 use shepherd_roleserver::process::ProcessInstance;
 use shepherd_roleserver::systemd_manager::value::Value;
 
-use crate::fake_systemd::Conduct;
+use crate::fake_systemd::{Conduct, PROCESSES};
 use crate::host::{Host, PATIENCE, UNIT_GROUP};
 
 /// A process that an earlier release has started, in a group of the tree; it ends with the test.
@@ -137,7 +137,7 @@ fn join_version_one(host: &mut Host, web: &OldProcess) -> Result<()> {
         let directory = host.group(controller).join(group.trim_start_matches('/'));
         fs::create_dir_all(&directory)?;
         fs::write(directory.join(file), text)?;
-        fs::write(directory.join("cgroup.procs"), format!("{}\n", web.pid()))?;
+        fs::write(directory.join(PROCESSES), format!("{}\n", web.pid()))?;
     }
     let proc = host.path("proc");
     fs::create_dir_all(proc.join(web.pid().to_string()))?;
@@ -181,7 +181,7 @@ fn limits_in_hierarchies_where_the_unit_has_no_group_are_properties_of_the_scope
         if child == "moved out by systemd" {
             // The scope of another child needs the controller, so systemd has made groups for it beside that one.
             let below_root = format!("{}/web", host.children.instance_name());
-            fs::write(host.group("cpu").join(&below_root).join("cgroup.procs"), "")?;
+            fs::write(host.group("cpu").join(&below_root).join(PROCESSES), "")?;
             let cgroups = host.path("proc").join(web.pid().to_string()).join("cgroup");
             let shown = fs::read_to_string(&cgroups)?;
             fs::write(cgroups, shown.replace(&format!("cpuacct:/{below_root}"), "cpuacct:/system.slice"))?;

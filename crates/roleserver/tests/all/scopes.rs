@@ -11,7 +11,7 @@ use shepherd_roleserver::child::migration::{MigrationReport, migrate_children};
 use shepherd_roleserver::child::spec::{ChildSpec, ResourceLimits};
 use shepherd_roleserver::systemd_manager::value::Value;
 
-use crate::fake_systemd::Conduct;
+use crate::fake_systemd::{Conduct, PROCESSES};
 use crate::host::{Host, wait_for};
 
 fn pid_of(record: &ChildRecord) -> Result<u32> {
@@ -51,7 +51,10 @@ fn child_runs_in_a_scope_of_its_own() -> Result<()> {
     let scope = record.scope.clone().context("the record has no scope")?;
     assert_eq!((scope.unit, &scope.control_group), (name, &unit.control_group));
     assert_eq!(host.systemd.pids(&scope.control_group), [pid]);
-    assert!(host.group(&scope.control_group).join("main/cgroup.procs").exists(), "it joined the group below");
+    assert!(
+        host.group(&scope.control_group).join("main").join(PROCESSES).exists(),
+        "it joined the group below"
+    );
     assert!(!host.group(&host.old_group("web")).exists(), "nothing of it is in the unit");
     assert_eq!(host.record()?, record);
     Ok(())
