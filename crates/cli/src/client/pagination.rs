@@ -1,6 +1,6 @@
 //! Pagination of lists, and timeouts of answers that the API sends in chunks.
 //!
-//! A list is whole, unless the command has a limit. A response has at most `API_PAGE_SIZE` lines, so [`fetch_pages`][] asks
+//! A list is whole, unless the command has a limit. A response has at most `API_PAGE_SIZE` lines, so `fetch_pages` asks
 //! for pages until it has as many lines as the limit, or there are no more. It is the only loop over pages: each list gives
 //! it the call for one. Plans and issues are streams: the API sends them in chunks.
 
