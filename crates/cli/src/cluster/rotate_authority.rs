@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::fetch::fetch_clusters;
-use crate::cluster::outcome::{format_outcome, format_response};
+use crate::cluster::outcome::{describe_command, format_outcome, format_response};
 use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
 use crate::context::CommandContext;
 use crate::error::CliError;
@@ -103,9 +103,7 @@ async fn wait_until_replaced(client: &FleetClient, name: &str) -> Result<(), Cli
     let mut reported = String::new();
     loop {
         let (clusters, _) = fetch_clusters(client, Some(name)).await.map_err(|error| {
-            CliError::Failed(format!(
-                "{error}. The order stays; watch it with: shepherdctl cluster describe {name}"
-            ))
+            CliError::Failed(format!("{error}. The order stays; watch it with: {}", describe_command(name)))
         })?;
         let Some(cluster) = clusters.into_iter().find(|cluster| cluster.name == name) else {
             return Err(CliError::Failed(format!(
