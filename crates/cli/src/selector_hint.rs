@@ -36,7 +36,7 @@ pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Op
     ))
 }
 
-/// The sentence for an order that has neither machines nor filters: the parser names only the machines. `arguments` are
+/// The sentence for an order without machines and without filters: the parser names only the machines. `arguments` are
 /// those of the process, its own name first.
 #[must_use]
 pub fn suggest_selection(error: &clap::Error, arguments: &[OsString]) -> Option<String> {

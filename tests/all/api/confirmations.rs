@@ -352,6 +352,10 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
         (vec!["--context", "home", "why", "nobody"], "`shepherdctl --context home get machines`"),
         (vec!["--context", "home", "cordon", &machine], "run: shepherdctl --context home hold M"),
         (vec!["get", "artefacts", "--context", "home"], "shepherdctl --context home artefacts add"),
+        (
+            vec!["wait", "update", "u1", "--for", "finished", "--timeout", "0", "--context", "home"],
+            "(shepherdctl --context home get budgets: restart-agent)",
+        ),
     ] {
         let output = kim.command(&arguments).output()?;
         let text = String::from_utf8(output.stderr)?;

@@ -335,7 +335,7 @@ fn confirm_machine_count(
     required: &RequiredConfirmation,
 ) -> Result<(), CliError> {
     for line in preview_lines(preview) {
-        print_stderr(&format!("  {line}"));
+        print_stderr(&format!("  {}", context.target_flags.qualify(&line)));
     }
     let machines = format_machine_count(preview.outcomes.len());
     let subject = if request.names.is_empty() { "the filters match" } else { "the order names" };
