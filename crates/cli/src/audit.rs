@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -42,13 +43,13 @@ Examples:
 #[derive(Debug, Default, Args)]
 pub struct AuditListArgs {
     /// Only orders about this machine
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub machine: Option<String>,
     /// Only orders of this actor: the whole name, or the part before @ (kim)
-    #[arg(long, value_name = "ACTOR")]
+    #[arg(long, value_name = "ACTOR", value_parser = NonEmptyStringValueParser::new())]
     pub actor: Option<String>,
     /// Only orders by this call of the API, such as Machines/Hold, Hold or Machines
-    #[arg(long, value_name = "RPC")]
+    #[arg(long, value_name = "RPC", value_parser = NonEmptyStringValueParser::new())]
     pub rpc: Option<String>,
     /// Only orders since then: a time, or a duration before now (2h)
     #[arg(long, value_name = "WHEN")]

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
 
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, process_name, require_timestamp,
@@ -53,7 +53,7 @@ const DEFAULT_LINES: u32 = 100;
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Only what happens to this machine
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub machine: Option<String>,
     /// Only what this process does
     #[arg(

@@ -37,7 +37,7 @@ use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
 use crate::output::zone::{Zone, current_zone, set_current_zone};
 use crate::output::{Format, Output, print_command, print_stderr, print_text, report_error};
-use crate::selector_hint::suggest_label_selector;
+use crate::selector_hint::{suggest_label_selector, suggest_selection};
 use crate::suggestions::suggest_command;
 use crate::target_flags::TargetFlags;
 use crate::top::{is_interactive, run_interactive};
@@ -228,7 +228,7 @@ async fn run_with_context(
     if let FleetCommand::Top(args) = command
         && is_interactive(args, &cli.output)
     {
-        return run_interactive(&context.client, args).await.map(|()| String::new());
+        return run_interactive(&context.client, args, &context.target_flags).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
     let answer = if prints_messages(command) && context.format == Format::Table {
@@ -261,20 +261,18 @@ async fn watch_list(context: &CommandContext, get: &GetCommand) -> Result<(), Cl
     watch_machines(client, &request).await
 }
 
-/// Whether the text of the command has messages that name commands to run. The others show what people and machines
-/// wrote, as it is.
+/// Whether the text of the command has messages that name commands to run, such as what a machine waits for. The others show
+/// what people and machines wrote, as it is.
 fn prints_messages(command: &FleetCommand) -> bool {
     match command {
         FleetCommand::Get(get) => get.kind == ObjectKind::Issue,
         FleetCommand::Describe(describe) => {
-            matches!(describe.kind, ObjectKind::Issue | ObjectKind::Cluster)
+            matches!(
+                describe.kind,
+                ObjectKind::Issue | ObjectKind::Cluster | ObjectKind::Machine | ObjectKind::Update
+            )
         }
-        FleetCommand::Timeline(_)
-        | FleetCommand::Logs(_)
-        | FleetCommand::Plan(_)
-        | FleetCommand::Watch(_)
-        | FleetCommand::Top(_)
-        | FleetCommand::Debug(_) => false,
+        FleetCommand::Logs(_) | FleetCommand::Watch(_) | FleetCommand::Debug(_) => false,
         _ => true,
     }
 }
@@ -460,6 +458,7 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
     let sentence = unavailable_command(error, given)
         .map(|sentence| target_flags.qualify(&sentence))
         .or_else(|| suggest_label_selector(error, given))
+        .or_else(|| suggest_selection(error, given))
         .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
     if let Some(sentence) = sentence {
         let output = Output::requested_by(given);
@@ -479,6 +478,53 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_with_sentences_of_the_fleet_have_commands() {
+        for (line, expected) in [
+            ("why m", true),
+            ("issues", true),
+            ("get issues", true),
+            ("describe issue i", true),
+            ("describe cluster ams", true),
+            ("describe machine m", true),
+            ("describe update u", true),
+            ("plan", true),
+            ("timeline m", true),
+            ("top", true),
+            ("hold m --reason r", true),
+            ("get machines", false),
+            ("describe audit a", false),
+            ("logs m", false),
+        ] {
+            let matches = grammar().try_get_matches_from(["shepherdctl"].into_iter().chain(line.split(' ')));
+            let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap();
+            let Command::Fleet(command) = cli.command else { panic!("{line} is about no fleet") };
+            assert_eq!(prints_messages(&command), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn empty_value_of_a_flag_selects_nothing() {
+        for line in [
+            "get machines --location=",
+            "watch --provider=",
+            "wait machines --for healthy --product=",
+            "hold --reason r --manufacturer=",
+            "retire --reason r --fact= --yes_count 3",
+            "audit --machine=",
+            "audit --actor=",
+            "get audit --rpc=",
+            "plan --machine=",
+        ] {
+            let arguments: Vec<OsString> =
+                ["shepherdctl"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
+            let error = grammar().try_get_matches_from(&arguments).unwrap_err();
+            let sentence = format_usage_error(&error, &grammar(), &arguments);
+            assert_eq!(error.exit_code(), 2, "{line}");
+            assert!(sentence.contains("> needs a value; see `shepherdctl "), "{line}: {sentence}");
+        }
+    }
 
     #[test]
     fn install_is_answered_with_one_sentence() {

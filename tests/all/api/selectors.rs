@@ -187,6 +187,66 @@ async fn selector_means_the_same_machines_everywhere() -> TestResult {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
+    let api = start("api_selector_flags").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    for (flags, expected) in [
+        (&["--location", "ams-1/r1"][..], "m1"),
+        (&["--location", "ams-1/r1*"], "m1 m2"),
+        (&["--location", "ams-2", "--location", "Hall A, row 7"], "m3 m4 m8"),
+        (&["--provider", "lab", "--phase", "ready"], "m6"),
+        (&["--manufacturer", "Acme, Inc.", "-l", "label.spare"], "m3"),
+        (&["--product", "R640", "--fact", "hold"], "m4"),
+    ] {
+        let listed = ["get", "machines", "-o", "jsonpath={.machines[*].name.providerId}"];
+        let hold = ["hold", "--reason", "r", "--dry_run", "-o", "jsonpath={.machines[*].provider_id}"];
+        for command in [&listed[..], &hold] {
+            let printed = kim.ask(&[command, flags].concat())?;
+            let printed: BTreeSet<&str> = printed.split_whitespace().collect();
+            assert_eq!(printed, expected.split(' ').collect(), "{command:?} {flags:?}");
+        }
+    }
+    // A shell makes such a value of a variable that is not set.
+    for flag in ["--phase", "--provider", "--location", "--manufacturer", "--product", "--fact", "--label"] {
+        for command in [&["get", "machines"][..], &["hold", "--reason", "r", "--yes_count", "8"]] {
+            let output = kim.run_command(&[command, &["-l", "phase=Ready", flag, ""]].concat()).await?;
+            let stderr = String::from_utf8(output.stderr)?;
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{flag}: {stderr}");
+            assert!(stderr.contains(flag), "{flag}: {stderr}");
+        }
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_about_no_machine_ends_alike_in_each_output() -> TestResult {
+    let api = start("api_selects_none").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let orders = "SELECT count(*) FROM audit WHERE NOT dry_run AND rpc LIKE '%BulkOrders/Submit'";
+    for (flags, sent) in [
+        (&["-l", "name=none"][..], 0),
+        (&["--location", "ams"], 0),
+        (&["-l", "name=none", "--dry_run"], 0),
+        (&["-l", "name=none", "--yes_count", "0", "--dry_run"], 0),
+        (&["-l", "name=none", "--yes_count", "0"], 1),
+    ] {
+        for output in ["table", "json"] {
+            let before = api.count(orders).await?;
+            let words = [&["hold", "--reason", "r", "-o", output][..], flags].concat();
+            let found = kim.run_command(&words).await?;
+            let stderr = String::from_utf8(found.stderr)?;
+            assert_eq!((found.status.code(), found.stdout.len()), (Some(3), 0), "{words:?}: {stderr}");
+            assert!(stderr.contains("no machine matches, and nothing was changed"), "{words:?}: {stderr}");
+            assert_eq!(stderr.contains("\"exitCode\":3"), output == "json", "{words:?}: {stderr}");
+            assert_eq!(api.count(orders).await? - before, sent, "{words:?}");
+        }
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
     let api = start("api_wrong_selectors").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };

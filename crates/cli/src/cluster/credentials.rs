@@ -18,7 +18,7 @@ use crate::cluster::ClusterArg;
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::format_outcome;
+use crate::cluster::outcome::{describe_command, format_outcome};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::parse_lifetime;
@@ -33,6 +33,7 @@ use bmdb::orders::order::OrderOutcome;
 use model::cluster::certificate_request::DEFAULT_LIFETIME;
 use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
+use model::shell_words::quote_if_needed;
 use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
@@ -257,11 +258,13 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     let unsigned = |credential: &v1::ClusterCredential| {
         format!(
             "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
-             shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; to see \
-             what the cluster waits for, run: shepherdctl cluster describe {name}",
+             shepherdctl cluster credentials get {} -o json shows certificate {} once it is signed; to see what the \
+             cluster waits for, run: {}",
             SIGNING_TIMEOUT.as_secs(),
             file("key").display(),
-            credential.id
+            quote_if_needed(name),
+            credential.id,
+            describe_command(name)
         )
     };
     let (credential, found) = wait_until_signed(name, &public_key, list, unsigned).await?;

@@ -23,7 +23,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::format_outcome;
+use crate::cluster::outcome::{describe_command, format_outcome};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::expiry::parse_lifetime;
@@ -111,8 +111,9 @@ pub(super) async fn create_kubeconfig(
     let unsigned = |_: &v1::ClusterKubernetesUser| {
         format!(
             "no curator of {name} signed the certificate within {} s, and the key is discarded; to see what the \
-             cluster waits for, run: shepherdctl cluster describe {name}",
-            SIGNING_TIMEOUT.as_secs()
+             cluster waits for, run: {}",
+            SIGNING_TIMEOUT.as_secs(),
+            describe_command(name)
         )
     };
     let signed = wait_until_signed(name, &public_key, list, unsigned).await;
@@ -227,8 +228,8 @@ fn render_kubeconfig(name: &str, signed: &v1::ClusterKubernetesUser, key: &[u8])
     let servers: String = servers.collect::<Result<Vec<String>, CliError>>()?.concat();
     if signed.api_servers.is_empty() {
         return Err(CliError::Failed(format!(
-            "the certificate is signed, and no API server of {name} is up yet; ask again when one is (shepherdctl cluster \
-             describe {name})"
+            "the certificate is signed, and no API server of {name} is up yet; request another one when one is up ({})",
+            describe_command(name)
         )));
     }
     let user = format!("{}@{name}", signed.holder);
@@ -309,6 +310,8 @@ mod tests {
                 .to_string()
                 .contains("no API server of ams is up yet")
         );
+        let odd = render_kubeconfig("a b", &none, &[7]).unwrap_err().to_string();
+        assert!(odd.ends_with("(shepherdctl cluster describe 'a b')"), "{odd}");
     }
 
     #[test]

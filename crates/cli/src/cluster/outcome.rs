@@ -14,6 +14,7 @@ use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::OrderOutcome;
+use model::shell_words::quote_if_needed;
 use proto::fleet::v1;
 
 /// Sends an order that needs nothing but the cluster and a reason, and formats the response.
@@ -66,6 +67,11 @@ pub(super) fn format_outcome(
     context.format_outcome(outcome_json(name, done), &outcome_text(name, done))
 }
 
+/// The command that shows what a cluster is doing, for messages. The name is quoted for a shell.
+pub(super) fn describe_command(name: &str) -> String {
+    format!("shepherdctl cluster describe {}", quote_if_needed(name))
+}
+
 fn outcome_json(name: &str, done: &OrderOutcome) -> Value {
     json!({
         "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
@@ -74,4 +80,16 @@ fn outcome_json(name: &str, done: &OrderOutcome) -> Value {
 
 fn outcome_text(name: &str, done: &OrderOutcome) -> String {
     format!("{} {}", order_target(name), done.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_name_of_a_cluster_is_one_word_of_a_shell() {
+        for (name, expected) in [("ams", "ams"), ("a b", "'a b'"), ("$(reboot)", "'$(reboot)'"), ("", "''")] {
+            assert_eq!(describe_command(name), format!("shepherdctl cluster describe {expected}"));
+        }
+    }
 }

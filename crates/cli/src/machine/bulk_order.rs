@@ -2,7 +2,9 @@
 //!
 //! A filter is easily wrong. So the machines are listed first, and the operator types their number, or gives it with
 //! `--yes_count`. The order contains that number, and is rejected if another number of machines matches by then. Machines that are
-//! named need no number, unless nothing undoes the order: the response to the dry run says so.
+//! named need no number, unless nothing undoes the order: the response to the dry run says so. Where such an order
+//! would change nothing, nobody types a number, and the order contains it, too: the API requires it in every state of the
+//! machines.
 
 use std::fmt::Write as _;
 
@@ -111,6 +113,9 @@ pub(crate) async fn give_bulk_order(
     if context.order_flags.dry_run {
         let preview = preview_bulk_order(context, request).await?;
         context.exit_record.record(preview.exit);
+        if preview.rejection.is_none() {
+            require_machines(&preview.outcomes)?;
+        }
         return render_dry_run(context, &preview);
     }
     let expected = if let Some(expected) = request.selection.yes_count {
@@ -122,13 +127,14 @@ pub(crate) async fn give_bulk_order(
         if let Some(message) = preview.rejection.clone() {
             return Err(CliError::Ended { exit: exit_code(CommandEnd::Rejected), message });
         }
-        if preview.outcomes.is_empty() && context.format == Format::Table {
-            context.exit_record.record(ExitCode::NotFound);
-            return Ok("no machine matches; nothing was changed\n".to_owned());
+        require_machines(&preview.outcomes)?;
+        if let Some(required) = required_count(request, &preview)? {
+            confirm_machine_count(context, request, &preview, &required)?;
         }
-        if preview.outcomes.is_empty() { Some(0) } else { confirm_machine_count(context, request, &preview)? }
+        Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX))
     };
     let lines = send_bulk_order(context, request, expected).await?;
+    require_machines(&lines)?;
     if context.format == Format::Json {
         return format_json(&BulkOutput { machines: lines });
     }
@@ -144,6 +150,18 @@ pub(crate) async fn give_bulk_order(
     }
     text.push('\n');
     Ok(text)
+}
+
+/// Rejects an order about no machine, in the same way in each output, and with a number or without one.
+fn require_machines(outcomes: &[BulkOutcome]) -> Result<(), CliError> {
+    if !outcomes.is_empty() {
+        return Ok(());
+    }
+    Err(CliError::Ended {
+        exit: ExitCode::NotFound,
+        message: "no machine matches, and nothing was changed; list all with: shepherdctl get machines"
+            .to_owned(),
+    })
 }
 
 /// Output of a dry run: the machines with their outcomes, and whether the order would be accepted.
@@ -309,16 +327,15 @@ fn required_count(
     }))
 }
 
-/// Lists the machines on standard error, and reads their number from the terminal. Returns it, or `None` if the order
-/// needs none.
+/// Lists the machines on standard error, and lets a person type their number.
 fn confirm_machine_count(
     context: &CommandContext,
     request: &BulkOrderRequest<'_>,
     preview: &BulkPreview,
-) -> Result<Option<u32>, CliError> {
-    let Some(required) = required_count(request, preview)? else { return Ok(None) };
+    required: &RequiredConfirmation,
+) -> Result<(), CliError> {
     for line in preview_lines(preview) {
-        print_stderr(&format!("  {line}"));
+        print_stderr(&format!("  {}", context.target_flags.qualify(&line)));
     }
     let machines = format_machine_count(preview.outcomes.len());
     let subject = if request.names.is_empty() { "the filters match" } else { "the order names" };
@@ -339,8 +356,7 @@ fn confirm_machine_count(
     }
     print_stderr(&format!("At {fleet}, {subject} {machines}{final_note}."));
     let line = read_answer("Type their number to give the order: ")?;
-    check_answer(line.as_deref(), &required)?;
-    Ok(Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX)))
+    check_answer(line.as_deref(), required)
 }
 
 #[cfg(test)]
@@ -385,6 +401,14 @@ mod tests {
         preview.rejection = Some("a limit".to_owned());
         assert_eq!(preview_lines(&preview), names);
         assert_eq!(describe_preview(&preview), "this is about 4 machines; refused: a limit");
+    }
+
+    #[test]
+    fn order_about_no_machine_has_found_none() {
+        let error = require_machines(&[]).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::NotFound);
+        assert!(error.to_string().starts_with("no machine matches, and nothing was changed"), "{error}");
+        assert!(require_machines(&[outcome("a", OutcomeKind::Already, false)]).is_ok());
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(crate) fn check_machines(machines: &[String], selection: &BulkSelection) -> 
             "the machine {machine:?} and filters cannot be given together; nothing was ordered"
         ))),
         None if !has_filters && !selects_all => Err(CliError::Invalid(
-            "give machines, or filters that select them; nothing was ordered".to_owned(),
+            "give machines, or select them with -l SELECTOR; nothing was ordered".to_owned(),
         )),
         _ => Ok(()),
     }

@@ -203,12 +203,39 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
 /// name the fleet.
 pub fn report_error(error: &CliError, output: &Output, target_flags: &TargetFlags) {
     if *output == Output::Json {
-        write_stderr(&error.to_json().to_string());
+        write_stderr(&error_document(error, target_flags).to_string());
         return;
     }
     print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&error.to_string())));
     if let CliError::Unconfirmed { command, .. } = error {
         print_command(&format!("  {command}"));
+    }
+}
+
+/// The error for programs. Commands in its sentences have the flags that name the fleet, as those for people have. The
+/// command that confirms an order repeats the whole command line, so it has them already.
+fn error_document(error: &CliError, target_flags: &TargetFlags) -> Value {
+    let mut document = error.to_json();
+    if let Some(sentences) = document.get_mut("error") {
+        qualify_strings(sentences, target_flags);
+    }
+    document
+}
+
+fn qualify_strings(value: &mut Value, target_flags: &TargetFlags) {
+    match value {
+        Value::String(text) => *text = target_flags.qualify(text),
+        Value::Array(items) => {
+            for item in items {
+                qualify_strings(item, target_flags);
+            }
+        }
+        Value::Object(fields) => {
+            for field in fields.values_mut() {
+                qualify_strings(field, target_flags);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -249,8 +276,11 @@ fn write_stderr(text: &str) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use server::api::api_error::error_status;
+    use tonic::Code;
 
     use super::*;
+    use crate::command::grammar;
 
     #[test]
     fn output_is_parsed_by_its_name_in_any_case() {
@@ -300,6 +330,31 @@ mod tests {
             assert_eq!((error.exit_code(), error.to_string().as_str()), (ExitCode::NotFound, expected));
         }
         assert!(unresolved_error(&[], &Output::Table, &flags).is_none());
+    }
+
+    #[test]
+    fn commands_in_an_error_for_programs_reach_the_same_fleet() {
+        let arguments = ["shepherdctl", "--context", "prod", "why", "m"].map(OsString::from);
+        let flags = TargetFlags::from_arguments(&arguments, &grammar());
+        let sentence = "no m; run: shepherdctl get machines";
+        let found = error_document(
+            &CliError::Ended { exit: ExitCode::NotFound, message: sentence.to_owned() },
+            &flags,
+        );
+        assert_eq!(found["error"]["message"], "no m; run: shepherdctl --context prod get machines");
+        let status = error_status(Code::NotFound, "NO_SUCH_MACHINE", sentence);
+        let error = CliError::Api {
+            exit: ExitCode::NotFound,
+            message: sentence.to_owned(),
+            status: Box::new(status),
+        };
+        let found = error_document(&error, &flags);
+        assert!(!found.to_string().contains("shepherdctl get"), "{found}");
+        assert_eq!(error_document(&error, &TargetFlags::default()), error.to_json(), "no flag was given");
+        let command = "shepherdctl retire m --context prod --yes";
+        let error =
+            CliError::Unconfirmed { message: "nothing undoes it".to_owned(), command: command.to_owned() };
+        assert_eq!(error_document(&error, &flags)["command"], command, "it is repeated as it was typed");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::client::pagination::page_size;
 use crate::error::CliError;
 use crate::loops::{LoopSummary, decode_loop};
 use crate::providers::{decode_brake, decode_provider};
+use crate::target_flags::TargetFlags;
 use crate::work::decode_work;
 use bmdb::fleet::provider::ProviderSummary;
 use bmdb::fleet::sessions::WorkSummary;
@@ -49,6 +50,21 @@ pub struct FleetSummary {
     pub counted_at: Option<Timestamp>,
     /// Why the credential may not see the fleet as a whole, in the words of the API; `None` if it may.
     pub not_permitted: Option<String>,
+}
+
+impl FleetSummary {
+    /// Adds these flags to the commands in sentences of the API, for a page that people read. Reasons that people gave stay
+    /// as they are.
+    pub(super) fn qualify_commands(&mut self, target_flags: &TargetFlags) {
+        let brakes = self.brakes.iter_mut().map(|brake| &mut brake.reason);
+        let providers = self
+            .providers
+            .iter_mut()
+            .flat_map(|provider| [provider.error.as_mut(), provider.brake.as_mut()].into_iter().flatten());
+        for sentence in brakes.chain(providers).chain(self.not_permitted.as_mut()) {
+            *sentence = target_flags.qualify(sentence);
+        }
+    }
 }
 
 /// Number of machines in one phase.

@@ -16,6 +16,7 @@ use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::output::table::terminal_width;
 use crate::output::{Format, Output, format_json};
+use crate::target_flags::TargetFlags;
 use crate::top::fleet_summary::fetch_summary;
 use model::time::Span;
 
@@ -55,9 +56,13 @@ pub fn is_interactive(args: &TopArgs, output: &Output) -> bool {
     output.format() == Format::Table && !args.once && std::io::stdout().is_terminal()
 }
 
-/// Redraws the page until the operator quits.
-pub async fn run_interactive(client: &FleetClient, args: &TopArgs) -> Result<(), CliError> {
-    screen::run_screen(client.clone(), args.interval.0).await
+/// Redraws the page until the operator quits. Commands in messages get these flags.
+pub async fn run_interactive(
+    client: &FleetClient,
+    args: &TopArgs,
+    target_flags: &TargetFlags,
+) -> Result<(), CliError> {
+    screen::run_screen(client.clone(), args.interval.0, target_flags.clone()).await
 }
 
 /// Prints the page once, as text or JSON.

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::output::zone::current_zone;
+use crate::target_flags::TargetFlags;
 use crate::top::draw::{FetchStatus, draw_page};
 use crate::top::fleet_summary::{FleetSummary, fetch_summary};
 
@@ -58,13 +59,17 @@ fn user_action(event: &Event) -> Option<UserAction> {
     }
 }
 
-/// Shows pages until the operator quits, or the program receives a signal to end.
-pub async fn run_screen(client: FleetClient, interval: Duration) -> Result<(), CliError> {
+/// Shows pages until the operator quits, or the program receives a signal to end. Commands in messages get these flags.
+pub async fn run_screen(
+    client: FleetClient,
+    interval: Duration,
+    target_flags: TargetFlags,
+) -> Result<(), CliError> {
     let mut signals = Signals::new()?;
     let query = client.current_server().to_owned();
     let (refresh, requests) = mpsc::channel(1);
     let (events, mut receiver) = mpsc::channel(1);
-    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, requests, events)));
+    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, target_flags, requests, events)));
     let terminal = TerminalGuard(ratatui::try_init()?);
     let shown = event_loop(
         terminal,
@@ -121,6 +126,7 @@ async fn event_loop(
 async fn fetch_loop(
     mut client: FleetClient,
     interval: Duration,
+    target_flags: TargetFlags,
     mut requests: mpsc::Receiver<()>,
     events: mpsc::Sender<FetchEvent>,
 ) {
@@ -128,11 +134,14 @@ async fn fetch_loop(
         let began = Instant::now();
         let answer = timeout(FETCH_TIMEOUT, fetch_summary(&client)).await;
         let (event, wait) = match answer {
-            Ok(Ok(view)) => (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed())),
+            Ok(Ok(mut view)) => {
+                view.qualify_commands(&target_flags);
+                (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed()))
+            }
             Ok(Err(error)) if error.is_rejection() => (FetchEvent::Denied(error), interval),
             failed => {
                 let why = match failed {
-                    Ok(Err(error)) => error.to_string(),
+                    Ok(Err(error)) => target_flags.qualify(&error.to_string()),
                     _ => format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()),
                 };
                 // Ignored: if this fails, the next fetch fails too and reports it.

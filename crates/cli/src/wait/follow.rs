@@ -104,7 +104,9 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
                 let subject = &mut waiting.subjects[place];
                 note_first_read(subject, &object, now);
                 let news = progress.record(place, &object.snapshot, now);
-                print_news(waiting.report, goal, subject, &news.steps, news.has_met)?;
+                let steps: Vec<String> =
+                    news.steps.iter().map(|step| waiting.target_flags.qualify(step)).collect();
+                print_news(waiting.report, goal, subject, &steps, news.has_met)?;
                 last[place] = Some(object);
             }
         }
@@ -185,12 +187,16 @@ async fn explain_open_objects(
                 let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
                 match show_explanation(client, &of, Format::Table).await {
                     Ok(text) => print_stderr(&waiting.target_flags.qualify(text.trim_end())),
-                    Err(error) => print_stderr(&format!("{}: {error}", subject.name)),
+                    Err(error) => {
+                        let reason = waiting.target_flags.qualify(&error.to_string());
+                        print_stderr(&format!("{}: {reason}", subject.name));
+                    }
                 }
             }
             (snapshot, _) => {
                 for step in snapshot.steps() {
-                    print_stderr(&format!("{} {}", shown_name(waiting.goal, subject), step.text));
+                    let text = waiting.target_flags.qualify(&step.text);
+                    print_stderr(&format!("{} {text}", shown_name(waiting.goal, subject)));
                 }
             }
         }
