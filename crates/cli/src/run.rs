@@ -31,7 +31,7 @@ use crate::object::kind::ObjectKind;
 use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::repeat_command;
 use crate::order::operator::current_user;
-use crate::order::outcome::OrderTargets;
+use crate::order::outcome::AffectedObjects;
 use crate::output::color::color_severities;
 use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
@@ -138,7 +138,7 @@ fn lay_out(cli: &Cli, text: String) -> String {
     let variable = |name| std::env::var_os(name);
     let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
     let on_terminal = std::io::stdout().is_terminal();
-    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
+    if has_severities && cli.color.is_on(on_terminal, no_color.as_deref(), term.as_deref()) {
         color_severities(&text)
     } else {
         text
@@ -193,7 +193,7 @@ async fn run_command(
         format: cli.output.format(),
         order_flags: line.order_flags.clone(),
         exit_record,
-        order_targets: OrderTargets::default(),
+        order_targets: AffectedObjects::default(),
         target_flags: line.target_flags.clone(),
         arguments: line.arguments.clone(),
     };

@@ -27,7 +27,7 @@ use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{ExitCode, ExitRecord};
-use crate::order::outcome::OrderTargets;
+use crate::order::outcome::AffectedObjects;
 use crate::output::{Format, Output, format_json, print_stderr};
 use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
@@ -196,7 +196,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),
-        order_targets: OrderTargets::default(),
+        order_targets: AffectedObjects::default(),
         target_flags: TargetFlags::default(),
         arguments: Vec::new(),
     };

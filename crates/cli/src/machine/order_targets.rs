@@ -20,7 +20,7 @@ const HEADER: &str = "NAME";
 
 /// The machines of an order.
 #[derive(Debug, Default, Args)]
-pub struct OrderTargets {
+pub struct MachineTargets {
     /// Machines: each by its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; - for names on
     /// standard input; omit them to select by filters
     #[arg(value_name = "M", required_unless_present_any = SELECTORS, conflicts_with = "MachineFilters")]
@@ -30,7 +30,7 @@ pub struct OrderTargets {
     pub selection: BulkSelection,
 }
 
-impl OrderTargets {
+impl MachineTargets {
     /// The names of the machines, each once, in their order; empty if filters select them.
     pub(crate) fn read_names(&self) -> Result<Vec<String>, CliError> {
         read_names(&self.machines)
