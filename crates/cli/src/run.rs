@@ -108,7 +108,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
             report_error(&error, &line.cli.output, &line.target_flags);
             // For programs, the key is in the details of the error.
             if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
-                print_command(&format!("  {}", repeat_command(&line.arguments, key)));
+                print_command(&repeat_command(&line.arguments, key));
             }
             error.exit_code().number()
         }
@@ -116,12 +116,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
 }
 
 /// The text of a command as its user gets it: with times in the zone of the user, and on a terminal in lines that fit, and
-/// coloured by severity. JSON and logs stay as they are.
+/// coloured by severity. JSON, logs and files stay as they are.
 fn lay_out(cli: &Cli, text: String) -> String {
     let (is_ours, has_severities) = match &cli.command {
-        // The text of a log is not ours.
         Command::Fleet(command) => (
-            !matches!(**command, FleetCommand::Logs(_)),
+            !prints_content(command),
             prints_objects(command)
                 || matches!(
                     **command,
@@ -134,7 +133,7 @@ fn lay_out(cli: &Cli, text: String) -> String {
     if !is_ours || cli.output.format() != Format::Table {
         return text;
     }
-    let text = fit_text(&current_zone().localize(&text), terminal_width());
+    let text = fit_answer(&cli.command, &current_zone().localize(&text), terminal_width());
     let variable = |name| std::env::var_os(name);
     let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
     let on_terminal = std::io::stdout().is_terminal();
@@ -142,6 +141,15 @@ fn lay_out(cli: &Cli, text: String) -> String {
         color_severities(&text)
     } else {
         text
+    }
+}
+
+/// The text of a command in lines of at most `width` columns. A page of the documentation is in such lines already, except
+/// its code, which is not wrapped: half a command does something else.
+fn fit_answer(command: &Command, text: &str, width: Option<usize>) -> String {
+    match command {
+        Command::Explain(_) => text.to_owned(),
+        _ => fit_text(text, width),
     }
 }
 
@@ -276,6 +284,15 @@ fn prints_messages(command: &FleetCommand) -> bool {
         | FleetCommand::Top(_)
         | FleetCommand::Debug(_) => false,
         _ => true,
+    }
+}
+
+/// Whether the command prints the content of a log or of a file, which is not ours to lay out.
+fn prints_content(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Logs(_) => true,
+        FleetCommand::Cluster(ClusterCommand::Kubeconfig(args)) => args.output_file.is_none(),
+        _ => false,
     }
 }
 
@@ -457,13 +474,13 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
     let is_mistake =
         error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     // A corrected command has the flags of the given one, and help is the same for every fleet.
-    let sentence = unavailable_command(error, given)
-        .map(|sentence| target_flags.qualify(&sentence))
+    let mistake = unavailable_command(error, given)
+        .map(|sentence| CliError::Invalid(target_flags.qualify(&sentence)))
         .or_else(|| suggest_label_selector(error, given))
-        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
-    if let Some(sentence) = sentence {
+        .or_else(|| is_mistake.then(|| CliError::Invalid(format_usage_error(error, &grammar(), given))));
+    if let Some(mistake) = mistake {
         let output = Output::requested_by(given);
-        report_error(&CliError::Invalid(sentence), &output, &TargetFlags::default());
+        report_error(&mistake, &output, &TargetFlags::default());
     } else {
         let help = format_help(&error.render().to_string());
         if error.use_stderr() {
@@ -479,6 +496,32 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parsed(line: &str) -> Command {
+        let matches = grammar().try_get_matches_from(line.split(' ')).unwrap();
+        Cli::from_arg_matches(&matches).unwrap().command
+    }
+
+    #[test]
+    fn content_of_logs_and_files_is_not_laid_out() {
+        for (line, expected) in [
+            ("shepherdctl logs m", true),
+            ("shepherdctl cluster kubeconfig ams --reason r", true),
+            ("shepherdctl cluster kubeconfig ams --reason r --output_file f", false),
+            ("shepherdctl get machines", false),
+        ] {
+            let Command::Fleet(command) = parsed(line) else { panic!("{line}") };
+            assert_eq!(prints_content(&command), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn code_of_a_page_is_not_wrapped() {
+        let code = "    shepherdctl hold sim-1 --reason 'a disk'\n";
+        assert_eq!(fit_answer(&parsed("shepherdctl explain hold"), code, Some(30)), code);
+        let wrapped = fit_answer(&parsed("shepherdctl issues"), "one two three four\n", Some(10));
+        assert_eq!(wrapped, "one two\nthree four\n");
+    }
 
     #[test]
     fn install_is_answered_with_one_sentence() {
