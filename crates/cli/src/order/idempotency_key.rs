@@ -16,6 +16,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgMatches};
 
+use bmdb::connection::url::mask_password;
 use model::plain_text::check_visible;
 use model::shell_words;
 
@@ -76,14 +77,12 @@ pub fn command_with_flags(arguments: &[OsString], flags: &[&str]) -> String {
     words.join(" ")
 }
 
-/// Masks the password of a URL; returns any other word unchanged.
+/// Masks the password of a URL, before its host or as a parameter; returns any other word unchanged.
 pub(crate) fn mask_url_password(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
-    let Some((who, place)) = rest.rsplit_once('@') else { return word.to_owned() };
-    match who.split_once(':') {
-        Some((name, _)) => format!("{scheme}://{name}:***@{place}"),
-        None => word.to_owned(),
-    }
+    let user = rest.rsplit_once('@').and_then(|(who, place)| Some((who.split_once(':')?.0, place)));
+    let masked = user.map(|(name, place)| format!("{scheme}://{name}:***@{place}"));
+    mask_password(masked.as_deref().unwrap_or(word))
 }
 
 /// Whether the arguments contain a key.
@@ -139,6 +138,7 @@ mod tests {
         for (url, shown) in [
             ("postgres://kim@db/b", "postgres://kim@db/b"),
             ("postgres://kim:se@cret@db/b", "postgres://kim:***@db/b"),
+            ("--bmdb_url=postgres:///b?password=secret", "--bmdb_url=postgres:///b?password=***"),
         ] {
             assert_eq!(mask_url_password(url), shown);
         }
