@@ -29,7 +29,7 @@ use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::watch::watch_objects;
-use crate::order::idempotency_key::repeat_command;
+use crate::order::idempotency_key::{repeat_command, stdin_note};
 use crate::order::operator::current_user;
 use crate::order::outcome::AffectedObjects;
 use crate::output::color::color_severities;
@@ -108,6 +108,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
             report_error(&error, &line.cli.output, &line.target_flags);
             // For programs, the key is in the details of the error.
             if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
+                let note = stdin_note(&line.arguments);
+                if !note.is_empty() {
+                    print_stderr(&format!("Run the line below{note}."));
+                }
                 print_command(&repeat_command(&line.arguments, key));
             }
             error.exit_code().number()

@@ -18,7 +18,7 @@ use crate::order::confirmation::{
     RequiredConfirmation, check_answer, format_confirmed_outcome, is_interactive, read_answer,
 };
 use crate::order::expiry::encode_timestamp;
-use crate::order::idempotency_key::command_with_flags;
+use crate::order::idempotency_key::{command_with_flags, stdin_note};
 use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::{preview_order, send_order};
@@ -331,8 +331,9 @@ fn confirm_machine_count(
     if !is_interactive() {
         let message = format!(
             "{subject} {machines}{final_note}, and nothing was ordered at {fleet}; if these are the right ones, give \
-             --yes_count {}",
-            required.text
+             --yes_count {}{}",
+            required.text,
+            stdin_note(&context.arguments)
         );
         let command = command_with_flags(&context.arguments, &["--yes_count", &required.text]);
         return Err(CliError::Unconfirmed { message, command });

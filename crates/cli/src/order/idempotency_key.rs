@@ -77,6 +77,12 @@ pub fn command_with_flags(arguments: &[OsString], flags: &[&str]) -> String {
     words.join(" ")
 }
 
+/// What the sentence above a command to repeat adds if the arguments take names from standard input: these are not in it.
+#[must_use]
+pub fn stdin_note(arguments: &[OsString]) -> &'static str {
+    if arguments.iter().any(|word| word == "-") { ", with the same input piped into it" } else { "" }
+}
+
 /// Masks the password of a URL, before its host or as a parameter; returns any other word unchanged.
 pub(crate) fn mask_url_password(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
@@ -149,6 +155,16 @@ mod tests {
             command_with_flags(&line(&trailing), &["--yes"]),
             "shepherdctl retire --reason old --yes -- -odd"
         );
+    }
+
+    #[test]
+    fn command_with_names_on_standard_input_needs_them_again() {
+        let note = |words: &[&str]| stdin_note(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(
+            note(&["shepherdctl", "retire", "-", "--reason", "r"]),
+            ", with the same input piped into it"
+        );
+        assert_eq!(note(&["shepherdctl", "retire", "m", "--reason", "a - b"]), "");
     }
 
     #[test]
