@@ -46,7 +46,7 @@ const FLEET_QUERIES: &[(&str, &[&str])] = &[
     ("approvals", &["get", "approvals"]),
     ("budgets", &["get", "budgets"]),
     ("brakes", &["get", "brakes"]),
-    ("plan", &["plan"]),
+    ("plan", &["plan", "--all"]),
     ("policy", &["get", "policy"]),
 ];
 
@@ -233,6 +233,8 @@ fn write_archive(file: &mut impl Write, files: &BundleFiles, now: Timestamp) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::FleetCommand;
+    use crate::plan::PlanArgs;
 
     #[test]
     fn every_query_is_read_only() {
@@ -242,6 +244,14 @@ mod tests {
             let cli = Cli::try_parse_from(line);
             assert!(matches!(cli, Ok(Cli { command: Command::Fleet(_), .. })), "{words:?}: {cli:?}");
         }
+    }
+
+    #[test]
+    fn plan_of_a_bundle_has_every_line() {
+        let (_, words) = FLEET_QUERIES.iter().find(|(name, _)| *name == "plan").unwrap();
+        let cli = Cli::try_parse_from(["shepherdctl"].iter().chain(*words)).unwrap();
+        let Command::Fleet(command) = cli.command else { panic!("{words:?}") };
+        assert!(matches!(*command, FleetCommand::Plan(PlanArgs { all: true, .. })), "{command:?}");
     }
 
     #[test]
