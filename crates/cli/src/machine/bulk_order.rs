@@ -216,6 +216,7 @@ async fn preview_bulk_order(
     };
     let response = preview_order(context, reason_or_placeholder(request.reason), give).await?;
     let exit = response.exit_code();
+    check_named_count(request.names.len(), response.outcomes.len())?;
     Ok(BulkPreview {
         outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
         rejection: response.rejection,
@@ -223,6 +224,19 @@ async fn preview_bulk_order(
         confirmation: response.confirmation,
         exit,
     })
+}
+
+/// Refuses a preview with more machines than the order names: a server that ignores the names selects all machines.
+fn check_named_count(names: usize, machines: usize) -> Result<(), CliError> {
+    if names == 0 || machines <= names {
+        return Ok(());
+    }
+    let message = format!(
+        "the order names {}, and the server would give it to {machines}: it is of a release that ignores names; nothing was \
+         ordered",
+        format_machine_count(names)
+    );
+    Err(CliError::Ended { exit: ExitCode::Refused, message })
 }
 
 async fn send_bulk_order(
@@ -386,6 +400,24 @@ mod tests {
         preview.rejection = Some("a limit".to_owned());
         assert_eq!(preview_lines(&preview), names);
         assert_eq!(describe_preview(&preview), "this is about 4 machines; refused: a limit");
+    }
+
+    #[test]
+    fn order_about_names_reaches_no_more_machines_than_it_names() {
+        for (names, machines, expected) in
+            [(0, 9, true), (2, 2, true), (2, 1, true), (2, 0, true), (2, 3, false)]
+        {
+            let checked = check_named_count(names, machines);
+            assert_eq!(checked.is_ok(), expected, "{names} {machines}");
+            if let Err(error) = checked {
+                assert_eq!(error.exit_code(), ExitCode::Refused);
+                assert!(
+                    error
+                        .to_string()
+                        .starts_with("the order names 2 machines, and the server would give it to 3")
+                );
+            }
+        }
     }
 
     #[test]
