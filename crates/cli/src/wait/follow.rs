@@ -106,7 +106,7 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
             now = found.now;
             for (place, object) in open.into_iter().zip(found.objects) {
                 let subject = &mut waiting.subjects[place];
-                note_first_read(subject, &object, now);
+                note_read(subject, &object, now);
                 let news = progress.record(place, &object.snapshot, now);
                 print_news(waiting.report, goal, subject, &news.steps, news.has_met)?;
                 last[place] = Some(object);
@@ -129,13 +129,16 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
     Ok(MetObjects { now, objects: objects.collect() })
 }
 
-/// Remembers what the first read of an object has shown.
-fn note_first_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
+/// Remembers what the first read of an object has shown, and whether its power order is over.
+fn note_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
     if subject.id.is_none() {
         subject.id.clone_from(&object.id);
     }
-    if let (None, Snapshot::Machine(machine)) = (&subject.first, &object.snapshot) {
-        subject.first = Some(FirstReport { boot_id: machine.power.boot_id.clone(), at: now });
+    if let Snapshot::Machine(machine) = &object.snapshot {
+        let report = || FirstReport { boot_id: machine.power.boot_id.clone(), at: now };
+        subject.first.get_or_insert_with(report);
+        // A later order ends on its own.
+        subject.is_over = !machine.power.is_pending;
     }
 }
 
@@ -351,6 +354,18 @@ mod tests {
     }
 
     #[test]
+    fn end_of_a_power_order_is_remembered_until_another_one() {
+        let mut subject = Subject::new("1", "sim/a");
+        for is_pending in [true, false, false, true] {
+            let mut state = MachineState::default();
+            state.power.is_pending = is_pending;
+            let read = ReadObject { id: None, snapshot: Snapshot::Machine(state), document: None };
+            note_read(&mut subject, &read, Timestamp::UNIX_EPOCH);
+            assert_eq!(subject.is_over, !is_pending);
+        }
+    }
+
+    #[test]
     fn first_read_is_remembered() {
         let object = |boot: &str| {
             let mut state = MachineState::default();
@@ -360,14 +375,14 @@ mod tests {
         let mut subject = Subject::new("1", "sim/a");
         for (boot, at) in [("one", 1), ("two", 2)] {
             let now = Timestamp::from_timestamp(at, 0).unwrap();
-            note_first_read(&mut subject, &object(boot), now);
+            note_read(&mut subject, &object(boot), now);
         }
         let at = Timestamp::from_timestamp(1, 0).unwrap();
         assert_eq!(subject.first, Some(FirstReport { boot_id: Some("one".to_owned()), at }));
         let mut cluster = Subject::cluster("prod");
         for id in ["1", "2"] {
             let read = ReadObject { id: Some(id.to_owned()), snapshot: Snapshot::Absent, document: None };
-            note_first_read(&mut cluster, &read, at);
+            note_read(&mut cluster, &read, at);
         }
         assert_eq!(cluster.id.as_deref(), Some("1"));
     }
