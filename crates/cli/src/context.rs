@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
-use crate::order::outcome::OrderTargets;
+use crate::order::outcome::AffectedObjects;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, Output, format_json};
 use crate::target_flags::TargetFlags;
@@ -50,7 +50,7 @@ pub struct CommandContext {
     /// The exit code of what the command has done.
     pub exit_record: ExitRecord,
     /// What the orders of the command have an effect on.
-    pub order_targets: OrderTargets,
+    pub order_targets: AffectedObjects,
     /// The flags that name the fleet, for commands in messages.
     pub target_flags: TargetFlags,
     /// The arguments of the process, its own name first, for a command to repeat.

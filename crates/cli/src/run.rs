@@ -29,9 +29,9 @@ use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::watch::watch_objects;
-use crate::order::idempotency_key::repeat_command;
+use crate::order::idempotency_key::{repeat_command, stdin_note};
 use crate::order::operator::current_user;
-use crate::order::outcome::OrderTargets;
+use crate::order::outcome::AffectedObjects;
 use crate::output::color::color_severities;
 use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
@@ -108,7 +108,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
             report_error(&error, &line.cli.output, &line.target_flags);
             // For programs, the key is in the details of the error.
             if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
-                print_command(&format!("  {}", repeat_command(&line.arguments, key)));
+                let note = stdin_note(&line.arguments);
+                if !note.is_empty() {
+                    print_stderr(&format!("Run the line below{note}."));
+                }
+                print_command(&repeat_command(&line.arguments, key));
             }
             error.exit_code().number()
         }
@@ -116,12 +120,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
 }
 
 /// The text of a command as its user gets it: with times in the zone of the user, and on a terminal in lines that fit, and
-/// coloured by severity. JSON and logs stay as they are.
+/// coloured by severity. JSON, logs and files stay as they are.
 fn lay_out(cli: &Cli, text: String) -> String {
     let (is_ours, has_severities) = match &cli.command {
-        // The text of a log is not ours.
         Command::Fleet(command) => (
-            !matches!(**command, FleetCommand::Logs(_)),
+            !prints_content(command),
             prints_objects(command)
                 || matches!(
                     **command,
@@ -134,14 +137,23 @@ fn lay_out(cli: &Cli, text: String) -> String {
     if !is_ours || cli.output.format() != Format::Table {
         return text;
     }
-    let text = fit_text(&current_zone().localize(&text), terminal_width());
+    let text = fit_answer(&cli.command, &current_zone().localize(&text), terminal_width());
     let variable = |name| std::env::var_os(name);
     let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
     let on_terminal = std::io::stdout().is_terminal();
-    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
+    if has_severities && cli.color.is_on(on_terminal, no_color.as_deref(), term.as_deref()) {
         color_severities(&text)
     } else {
         text
+    }
+}
+
+/// The text of a command in lines of at most `width` columns. A page of the documentation is in such lines already, except
+/// its code, which is not wrapped: half a command does something else.
+fn fit_answer(command: &Command, text: &str, width: Option<usize>) -> String {
+    match command {
+        Command::Explain(_) => text.to_owned(),
+        _ => fit_text(text, width),
     }
 }
 
@@ -193,7 +205,7 @@ async fn run_command(
         format: cli.output.format(),
         order_flags: line.order_flags.clone(),
         exit_record,
-        order_targets: OrderTargets::default(),
+        order_targets: AffectedObjects::default(),
         target_flags: line.target_flags.clone(),
         arguments: line.arguments.clone(),
     };
@@ -274,6 +286,15 @@ fn prints_messages(command: &FleetCommand) -> bool {
         }
         FleetCommand::Logs(_) | FleetCommand::Watch(_) | FleetCommand::Debug(_) => false,
         _ => true,
+    }
+}
+
+/// Whether the command prints the content of a log or of a file, which is not ours to lay out.
+fn prints_content(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Logs(_) => true,
+        FleetCommand::Cluster(ClusterCommand::Kubeconfig(args)) => args.output_file.is_none(),
+        _ => false,
     }
 }
 
@@ -455,14 +476,14 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
     let is_mistake =
         error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     // A corrected command has the flags of the given one, and help is the same for every fleet.
-    let sentence = unavailable_command(error, given)
-        .map(|sentence| target_flags.qualify(&sentence))
+    let mistake = unavailable_command(error, given)
+        .map(|sentence| CliError::Invalid(target_flags.qualify(&sentence)))
         .or_else(|| suggest_label_selector(error, given))
-        .or_else(|| suggest_selection(error, given))
-        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
-    if let Some(sentence) = sentence {
+        .or_else(|| suggest_selection(error, given).map(CliError::Invalid))
+        .or_else(|| is_mistake.then(|| CliError::Invalid(format_usage_error(error, &grammar(), given))));
+    if let Some(mistake) = mistake {
         let output = Output::requested_by(given);
-        report_error(&CliError::Invalid(sentence), &output, &TargetFlags::default());
+        report_error(&mistake, &output, &TargetFlags::default());
     } else {
         let help = format_help(&error.render().to_string());
         if error.use_stderr() {
@@ -478,6 +499,32 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parsed(line: &str) -> Command {
+        let matches = grammar().try_get_matches_from(line.split(' ')).unwrap();
+        Cli::from_arg_matches(&matches).unwrap().command
+    }
+
+    #[test]
+    fn content_of_logs_and_files_is_not_laid_out() {
+        for (line, expected) in [
+            ("shepherdctl logs m", true),
+            ("shepherdctl cluster kubeconfig ams --reason r", true),
+            ("shepherdctl cluster kubeconfig ams --reason r --output_file f", false),
+            ("shepherdctl get machines", false),
+        ] {
+            let Command::Fleet(command) = parsed(line) else { panic!("{line}") };
+            assert_eq!(prints_content(&command), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn code_of_a_page_is_not_wrapped() {
+        let code = "    shepherdctl hold sim-1 --reason 'a disk'\n";
+        assert_eq!(fit_answer(&parsed("shepherdctl explain hold"), code, Some(30)), code);
+        let wrapped = fit_answer(&parsed("shepherdctl issues"), "one two three four\n", Some(10));
+        assert_eq!(wrapped, "one two\nthree four\n");
+    }
 
     #[test]
     fn texts_with_sentences_of_the_fleet_have_commands() {

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::command::grammar;
+use crate::error::CliError;
 use crate::order::idempotency_key::mask_url_password;
 use model::excerpt::Excerpt;
 use model::selector::correct_label_keys;
@@ -16,10 +17,10 @@ const MACHINES: &str = "<M>...";
 /// Most characters of the selector that the sentence repeats.
 const MAX_SHOWN_CHARS: usize = 100;
 
-/// The sentence for a selector in which only the words before the keys of labels are missing, with the command that has
+/// The error for a selector in which only the words before the keys of labels are missing, with the command that has
 /// them. `arguments` are those of the process, its own name first.
 #[must_use]
-pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Option<CliError> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -29,11 +30,11 @@ pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Op
     let typed = text(ContextKind::InvalidValue)?;
     let corrected = replace_selector(arguments, typed, &correct_label_keys(typed)?)?;
     let command: Vec<String> = corrected.iter().map(|word| quote_word(&mask_url_password(word))).collect();
-    Some(format!(
-        "{:?} has no key that exists; to select by labels, run: shepherdctl {}",
-        Excerpt::within(typed, MAX_SHOWN_CHARS)?.as_str(),
-        command.join(" ")
-    ))
+    let message = format!(
+        "{:?} has no key that exists; to select by labels, run the line below",
+        Excerpt::within(typed, MAX_SHOWN_CHARS)?.as_str()
+    );
+    Some(CliError::Corrected { message, command: format!("shepherdctl {}", command.join(" ")) })
 }
 
 /// The sentence for an order without machines and without filters: the parser names only the machines. `arguments` are
@@ -131,8 +132,9 @@ mod tests {
             let error = grammar().try_get_matches_from(&line).unwrap_err();
             let found = suggest_label_selector(&error, &line);
             assert_eq!(found.is_some(), expected.is_some(), "{line:?}: {found:?}");
-            if let (Some(sentence), Some(command)) = (found, expected) {
-                assert!(sentence.ends_with(&format!("; to select by labels, run: {command}")), "{sentence}");
+            if let (Some(error), Some(command)) = (found, expected) {
+                assert!(error.to_string().ends_with("; to select by labels, run the line below"), "{error}");
+                assert_eq!(error.next_command(), Some(command));
                 let words = shell_words::split(command).unwrap();
                 let parsed = grammar().try_get_matches_from(words);
                 assert!(parsed.is_ok(), "{command}: {:?}", parsed.err());

@@ -391,7 +391,10 @@ async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     let process = interrupted.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     kill_process(process.context("it runs")?, Signal::INT)?;
     let (code, _, errors) = interrupted.end().await?;
-    let again = format!("to wait again: shepherdctl wait machines rack/{} --for retired", names[3]);
+    let again = format!(
+        "to wait again, run the line below\n  shepherdctl wait machines rack/{} --for retired",
+        names[3]
+    );
     assert!(
         code == Some(130) && errors.contains("the order continues") && errors.contains(&again),
         "{errors}"

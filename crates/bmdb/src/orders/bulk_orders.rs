@@ -302,9 +302,7 @@ async fn read_machine_names(
     ids: &[Uuid],
 ) -> Result<Vec<MachineName>, BmdbError> {
     let found = list_machines_by_id(tx, &Filter::default(), scope, ids).await?;
-    let mut names: Vec<MachineName> = found.into_iter().map(|listed| listed.summary.name).collect();
-    names.sort_by_key(|name| ids.iter().position(|id| *id == name.machine));
-    Ok(names)
+    Ok(found.into_iter().map(|listed| listed.summary.name).collect())
 }
 
 /// A phrase that describes the selected machines to the admin who approves the order.

@@ -20,7 +20,7 @@ use crate::order::confirmation::{
     RequiredConfirmation, check_answer, format_confirmed_outcome, is_interactive, read_answer,
 };
 use crate::order::expiry::encode_timestamp;
-use crate::order::idempotency_key::command_with_flags;
+use crate::order::idempotency_key::{command_with_flags, stdin_note};
 use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::{preview_order, send_order};
@@ -234,6 +234,7 @@ async fn preview_bulk_order(
     };
     let response = preview_order(context, reason_or_placeholder(request.reason), give).await?;
     let exit = response.exit_code();
+    check_named_count(request.names.len(), response.outcomes.len())?;
     Ok(BulkPreview {
         outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
         rejection: response.rejection,
@@ -241,6 +242,19 @@ async fn preview_bulk_order(
         confirmation: response.confirmation,
         exit,
     })
+}
+
+/// Refuses a preview with more machines than the order names: a server that ignores the names selects all machines.
+fn check_named_count(names: usize, machines: usize) -> Result<(), CliError> {
+    if names == 0 || machines <= names {
+        return Ok(());
+    }
+    let message = format!(
+        "the order names {}, and the server would give it to {machines}: it is of a release that ignores names; nothing was \
+         ordered",
+        format_machine_count(names)
+    );
+    Err(CliError::Ended { exit: ExitCode::Refused, message })
 }
 
 async fn send_bulk_order(
@@ -348,8 +362,9 @@ fn confirm_machine_count(
     if !is_interactive() {
         let message = format!(
             "{subject} {machines}{final_note}, and nothing was ordered at {fleet}; if these are the right ones, give \
-             --yes_count {}",
-            required.text
+             --yes_count {}{}",
+            required.text,
+            stdin_note(&context.arguments)
         );
         let command = command_with_flags(&context.arguments, &["--yes_count", &required.text]);
         return Err(CliError::Unconfirmed { message, command });
@@ -409,6 +424,24 @@ mod tests {
         assert_eq!(error.exit_code(), ExitCode::NotFound);
         assert!(error.to_string().starts_with("no machine matches, and nothing was changed"), "{error}");
         assert!(require_machines(&[outcome("a", OutcomeKind::Already, false)]).is_ok());
+    }
+
+    #[test]
+    fn order_about_names_reaches_no_more_machines_than_it_names() {
+        for (names, machines, expected) in
+            [(0, 9, true), (2, 2, true), (2, 1, true), (2, 0, true), (2, 3, false)]
+        {
+            let checked = check_named_count(names, machines);
+            assert_eq!(checked.is_ok(), expected, "{names} {machines}");
+            if let Err(error) = checked {
+                assert_eq!(error.exit_code(), ExitCode::Refused);
+                assert!(
+                    error
+                        .to_string()
+                        .starts_with("the order names 2 machines, and the server would give it to 3")
+                );
+            }
+        }
     }
 
     #[test]

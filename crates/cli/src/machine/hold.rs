@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::reason::require_why_reason;
 use bmdb::orders::machine_order::MachineOrder;
@@ -50,7 +50,7 @@ pub struct HoldArgs {
     pub until: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Arguments of `release`: the machines, and whether their quarantine ends.
@@ -64,7 +64,7 @@ pub struct ReleaseArgs {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `hold M…`: puts a hold on machines.

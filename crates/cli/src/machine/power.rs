@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
 use crate::order::confirmation::ConfirmFlag;
 use crate::order::reason::require_why_reason;
 use crate::order::wait_flags::WaitFlags;
@@ -46,7 +46,7 @@ pub struct RebootArgs {
     pub waiting: WaitFlags,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Arguments of `power`: an action and its machines, or a subcommand.
@@ -69,7 +69,7 @@ pub struct PowerArgs {
     pub waiting: WaitFlags,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Subcommands of `power`, about orders that were given.
@@ -88,7 +88,7 @@ pub struct CancelPower {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `reboot M…`: orders a reboot of machines.
@@ -111,7 +111,7 @@ pub async fn switch_power(context: &CommandContext, arguments: &PowerArgs) -> Re
 /// Orders a power action. `reason` comes with whether a flag confirms the order.
 async fn order_power(
     context: &CommandContext,
-    targets: &OrderTargets,
+    targets: &MachineTargets,
     switch: PowerOrderKind,
     (reason, is_confirmed): (&str, bool),
 ) -> Result<String, CliError> {

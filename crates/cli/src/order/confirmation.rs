@@ -18,7 +18,7 @@ use crate::client::fleet_client::ApiChannel;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::order::idempotency_key::command_with_flags;
+use crate::order::idempotency_key::{command_with_flags, stdin_note};
 use crate::order::retry::{preview_order, send_order};
 use crate::output::{Format, print_stderr};
 use model::order_rules::ConfirmationKind;
@@ -140,8 +140,9 @@ pub(crate) fn require_confirmation(
     let fleet = context.client.describe_fleet();
     if !is_interactive() {
         let message = format!(
-            "nothing undoes this order ({}), and nothing was ordered at {fleet}; to give it, run the line below",
-            required.reason
+            "nothing undoes this order ({}), and nothing was ordered at {fleet}; to give it, run the line below{}",
+            required.reason,
+            stdin_note(&context.arguments)
         );
         let command = command_with_flags(&context.arguments, &required.flags());
         return Err(CliError::Unconfirmed { message, command });

@@ -34,9 +34,9 @@ pub struct OrderTarget {
 
 /// What the orders of a command have an effect on.
 #[derive(Debug, Default)]
-pub struct OrderTargets(Mutex<Vec<OrderTarget>>);
+pub struct AffectedObjects(Mutex<Vec<OrderTarget>>);
 
-impl OrderTargets {
+impl AffectedObjects {
     /// Records the targets of one order.
     pub fn record(&self, mut targets: Vec<OrderTarget>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).append(&mut targets);
@@ -194,7 +194,7 @@ mod tests {
             });
             let outcomes = outcomes.to_vec();
             let bulk = v1::SubmitBulkOrderResponse { outcomes, dry_run, ..Default::default() };
-            let targets = OrderTargets::default();
+            let targets = AffectedObjects::default();
             targets.record(bulk.targets());
             assert_eq!(targets.all().len(), expected, "{outcome:?}");
         }

@@ -23,7 +23,7 @@ pub enum ColorChoice {
 impl ColorChoice {
     /// Whether to colour. `no_color` and `term` are those variables of the environment.
     #[must_use]
-    pub fn is_wanted(self, on_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    pub fn is_on(self, on_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
         match self {
             Self::Always => true,
             Self::Never => false,
@@ -85,7 +85,7 @@ mod tests {
             (ColorChoice::Never, true, None, value("xterm"), false),
         ] {
             assert_eq!(
-                choice.is_wanted(on_terminal, no_color, term),
+                choice.is_on(on_terminal, no_color, term),
                 expected,
                 "{choice:?} {no_color:?} {term:?}"
             );

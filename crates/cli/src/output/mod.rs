@@ -20,7 +20,7 @@ use crate::output::json_path::JsonPathTemplate;
 use crate::output::terminal::terminal_columns;
 use crate::output::zone::current_zone;
 use crate::target_flags::TargetFlags;
-use model::text_layout::fit_text;
+use model::text_layout::{fit_command, fit_text};
 
 pub mod color;
 pub mod custom_columns;
@@ -30,6 +30,9 @@ pub mod table;
 pub mod terminal;
 pub mod yaml;
 pub mod zone;
+
+/// Indent of a command below the sentence that names it.
+const COMMAND_INDENT: usize = 2;
 
 /// Format of a command's answer, as `--output` selects it.
 #[derive(Clone, Debug, PartialEq)]
@@ -207,8 +210,8 @@ pub fn report_error(error: &CliError, output: &Output, target_flags: &TargetFlag
         return;
     }
     print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&error.to_string())));
-    if let CliError::Unconfirmed { command, .. } = error {
-        print_command(&format!("  {command}"));
+    if let Some(command) = error.next_command() {
+        print_command(command);
     }
 }
 
@@ -260,12 +263,13 @@ pub(crate) fn unresolved_error(
 
 /// Writes sentences to standard error, with times in the zone of the user, in lines that fit its terminal.
 pub fn print_stderr(sentences: &str) {
-    print_command(&current_zone().localize(sentences));
+    write_stderr(&fit_text(&current_zone().localize(sentences), terminal_columns(&std::io::stderr())));
 }
 
-/// Writes a command to standard error, in lines that fit its terminal. Its times stay as the user wrote them.
+/// Writes a command to standard error, indented and in lines that fit its terminal, which can be pasted together. Its times
+/// stay as the user wrote them.
 pub(crate) fn print_command(command: &str) {
-    write_stderr(&fit_text(command, terminal_columns(&std::io::stderr())));
+    write_stderr(&fit_command(command, COMMAND_INDENT, terminal_columns(&std::io::stderr())));
 }
 
 fn write_stderr(text: &str) {

@@ -26,6 +26,10 @@ use model::time::{Span, Timestamp};
 
 /// Most names in a message.
 const MAX_NAMES: usize = 5;
+/// Most names in a command to paste.
+const MAX_COMMAND_NAMES: usize = 100;
+/// Most machines that are explained when the waiting ends without success.
+const MAX_EXPLAINED: usize = 5;
 
 /// What a command that waits prints while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +81,7 @@ pub(crate) async fn follow_objects(client: &FleetClient, waiting: Waiting) -> Re
     tokio::select! {
         met = follow_until_end(client, waiting) => met,
         signal = tokio::signal::ctrl_c() => match signal {
-            Ok(()) => Err(CliError::Interrupted(interrupted)),
+            Ok(()) => Err(interrupted),
             Err(error) => Err(CliError::Failed(format!("cannot receive signals: {error}"))),
         },
     }
@@ -102,7 +106,7 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
             now = found.now;
             for (place, object) in open.into_iter().zip(found.objects) {
                 let subject = &mut waiting.subjects[place];
-                note_first_read(subject, &object, now);
+                note_read(subject, &object, now);
                 let news = progress.record(place, &object.snapshot, now);
                 let steps: Vec<String> =
                     news.steps.iter().map(|step| waiting.target_flags.qualify(step)).collect();
@@ -127,13 +131,16 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
     Ok(MetObjects { now, objects: objects.collect() })
 }
 
-/// Remembers what the first read of an object has shown.
-fn note_first_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
+/// Remembers what the first read of an object has shown, and whether its power order is over.
+fn note_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
     if subject.id.is_none() {
         subject.id.clone_from(&object.id);
     }
-    if let (None, Snapshot::Machine(machine)) = (&subject.first, &object.snapshot) {
-        subject.first = Some(FirstReport { boot_id: machine.power.boot_id.clone(), at: now });
+    if let Snapshot::Machine(machine) = &object.snapshot {
+        let report = || FirstReport { boot_id: machine.power.boot_id.clone(), at: now };
+        subject.first.get_or_insert_with(report);
+        // A later order ends on its own.
+        subject.is_over = !machine.power.is_pending;
     }
 }
 
@@ -171,14 +178,16 @@ fn shown_name(goal: WaitGoal, subject: &Subject) -> String {
     }
 }
 
-/// Prints on standard error why each object that has not met the goal has not: for machines, what `why` prints.
+/// Prints on standard error why the first objects that have not met the goal have not, and how many others there are. For a
+/// machine it is what `why` prints: a call and a page for each.
 async fn explain_open_objects(
     client: &FleetClient,
     waiting: &Waiting,
     progress: &WaitProgress,
     last: &[Option<ReadObject>],
 ) {
-    for place in progress.open_objects() {
+    let open = progress.open_objects();
+    for place in open.iter().copied().take(MAX_EXPLAINED) {
         let (Some(subject), Some(Some(object))) = (waiting.subjects.get(place), last.get(place)) else {
             continue;
         };
@@ -200,6 +209,18 @@ async fn explain_open_objects(
                 }
             }
         }
+    }
+    if let Some(rest) = count_unexplained(open.len(), waiting.goal) {
+        print_stderr(&rest);
+    }
+}
+
+/// The sentence about objects that are not explained, if there are some.
+fn count_unexplained(open: usize, goal: WaitGoal) -> Option<String> {
+    match open.saturating_sub(MAX_EXPLAINED) {
+        0 => None,
+        1 => Some(format!("1 more is not {goal}")),
+        more => Some(format!("{more} more are not {goal}")),
     }
 }
 
@@ -223,32 +244,32 @@ fn failure(waiting: &Waiting, progress: &WaitProgress) -> String {
     format!("{open} of {all} are not {}{after}: {}", waiting.goal, names.join(", "))
 }
 
-/// What to say after Ctrl-C.
-fn interruption(waiting: &Waiting) -> String {
-    let names = waiting.subjects.iter().take(MAX_NAMES).map(|subject| subject.name.as_str());
-    let mut names: Vec<String> = names.map(shell_words::quote_if_needed).collect();
-    if waiting.subjects.len() > names.len() {
-        names.push("…".to_owned());
+/// The error after Ctrl-C, with the command that waits again. A command that left out a name would wait for less, so there
+/// is none for too many.
+fn interruption(waiting: &Waiting) -> CliError {
+    let ended = match waiting.report {
+        WaitReport::Steps => "the waiting was ended, and the order continues",
+        WaitReport::Silent | WaitReport::Met => "the waiting was ended, and nothing was changed",
+    };
+    let (kind, condition) = (waiting.goal.kind().row().plural, waiting.goal.condition());
+    let count = waiting.subjects.len();
+    if count > MAX_COMMAND_NAMES {
+        let message = format!("{ended}; to wait again, name the {count} {kind} to: shepherdctl wait {kind}");
+        return CliError::Interrupted { message, command: None };
     }
-    let again = format!(
-        "shepherdctl wait {} {} --for {}",
-        waiting.goal.kind().row().plural,
-        names.join(" "),
-        waiting.goal.condition()
-    );
-    match waiting.report {
-        WaitReport::Steps => {
-            format!("the waiting was ended, and the order continues; to wait again: {again}")
-        }
-        WaitReport::Silent | WaitReport::Met => {
-            format!("the waiting was ended, and nothing was changed; to wait again: {again}")
-        }
-    }
+    let names = waiting.subjects.iter().map(|subject| shell_words::quote_if_needed(&subject.name));
+    let names = names.collect::<Vec<_>>().join(" ");
+    let command = waiting.target_flags.qualify(&format!("shepherdctl wait {kind} {names} --for {condition}"));
+    let message = format!("{ended}; to wait again, run the line below");
+    CliError::Interrupted { message, command: Some(command) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
+    use crate::command::grammar;
     use crate::wait::condition::{ClusterGoal, MachineGoal};
     use crate::wait::snapshot::MachineState;
     use model::phase::Phase;
@@ -293,13 +314,61 @@ mod tests {
     fn interruption_has_the_command_that_waits_again() {
         let order =
             waiting(WaitGoal::Machine(MachineGoal::RetirementEnd), &["sim/a", "it's"], WaitReport::Steps);
-        let expected = "the waiting was ended, and the order continues; to wait again: shepherdctl wait machines \
-                        sim/a \"it's\" --for retired";
-        assert_eq!(interruption(&order), expected);
         let wait = waiting(WaitGoal::Cluster(ClusterGoal::Ready), &["prod"], WaitReport::Silent);
-        let expected = "the waiting was ended, and nothing was changed; to wait again: shepherdctl wait clusters \
-                        prod --for ready";
-        assert_eq!(interruption(&wait), expected);
+        for (waiting, message, command) in [
+            (
+                order,
+                "the waiting was ended, and the order continues; to wait again, run the line below",
+                "shepherdctl wait machines sim/a \"it's\" --for retired",
+            ),
+            (
+                wait,
+                "the waiting was ended, and nothing was changed; to wait again, run the line below",
+                "shepherdctl wait clusters prod --for ready",
+            ),
+        ] {
+            let error = interruption(&waiting);
+            assert_eq!((error.to_string().as_str(), error.next_command()), (message, Some(command)));
+        }
+    }
+
+    #[test]
+    fn interruption_repeats_the_fleet_and_every_name() {
+        let names: Vec<String> = (0..=MAX_COMMAND_NAMES).map(|number| format!("m{number}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let too_many = interruption(&waiting(READY, &names, WaitReport::Met));
+        assert_eq!(too_many.next_command(), None);
+        assert!(too_many.to_string().contains("name the 101 machines to"), "{too_many}");
+        names.pop();
+        let arguments = ["shepherdctl", "--context", "prod", "issues"].map(OsString::from);
+        let target_flags = TargetFlags::from_arguments(&arguments, &grammar());
+        let all = interruption(&Waiting { target_flags, ..waiting(READY, &names, WaitReport::Met) });
+        let command = all.next_command().unwrap();
+        assert!(command.starts_with("shepherdctl --context prod wait machines m0 m1 "), "{command}");
+        assert!(command.ends_with(" m99 --for phase=Ready"), "{command}");
+    }
+
+    #[test]
+    fn objects_that_are_not_explained_are_counted() {
+        for (open, expected) in [
+            (MAX_EXPLAINED, None),
+            (MAX_EXPLAINED + 1, Some("1 more is not Ready")),
+            (MAX_EXPLAINED + 7, Some("7 more are not Ready")),
+        ] {
+            assert_eq!(count_unexplained(open, READY).as_deref(), expected, "{open}");
+        }
+    }
+
+    #[test]
+    fn end_of_a_power_order_is_remembered_until_another_one() {
+        let mut subject = Subject::new("1", "sim/a");
+        for is_pending in [true, false, false, true] {
+            let mut state = MachineState::default();
+            state.power.is_pending = is_pending;
+            let read = ReadObject { id: None, snapshot: Snapshot::Machine(state), document: None };
+            note_read(&mut subject, &read, Timestamp::UNIX_EPOCH);
+            assert_eq!(subject.is_over, !is_pending);
+        }
     }
 
     #[test]
@@ -312,14 +381,14 @@ mod tests {
         let mut subject = Subject::new("1", "sim/a");
         for (boot, at) in [("one", 1), ("two", 2)] {
             let now = Timestamp::from_timestamp(at, 0).unwrap();
-            note_first_read(&mut subject, &object(boot), now);
+            note_read(&mut subject, &object(boot), now);
         }
         let at = Timestamp::from_timestamp(1, 0).unwrap();
         assert_eq!(subject.first, Some(FirstReport { boot_id: Some("one".to_owned()), at }));
         let mut cluster = Subject::cluster("prod");
         for id in ["1", "2"] {
             let read = ReadObject { id: Some(id.to_owned()), snapshot: Snapshot::Absent, document: None };
-            note_first_read(&mut cluster, &read, at);
+            note_read(&mut cluster, &read, at);
         }
         assert_eq!(cluster.id.as_deref(), Some("1"));
     }

@@ -1,9 +1,11 @@
 //! gRPC service `BulkOrders`: one order for all machines of a selector, or for those that it names.
 
+use std::collections::HashSet;
+
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::api_error::{bmdb_status, invalid_argument, not_found};
 use crate::api::caller::{Caller, caller_of};
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_machine_name;
@@ -14,6 +16,7 @@ use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
     parse_priority_level,
 };
+use bmdb::machine::lookup::LookupResult;
 use bmdb::orders::bulk_orders::{BulkOrderResult, MachineOutcome, MachineSelection, NamedMachines, RPC};
 use bmdb::orders::machine_order::MachineOrder;
 use model::access::AccessRole;
@@ -96,11 +99,12 @@ impl BulkOrdersService {
             return Ok(None);
         }
         validate_names(body)?;
-        let mut machines: Vec<Uuid> = Vec::new();
-        for name in &body.names {
-            let found = self.context.find_machine(caller, name).await?;
-            if !machines.contains(&found.machine) {
-                machines.push(found.machine);
+        let (mut machines, mut known): (Vec<Uuid>, HashSet<Uuid>) = (Vec::new(), HashSet::new());
+        for (name, found) in body.names.iter().zip(self.context.find_machines(caller, &body.names).await?) {
+            match found {
+                LookupResult::One(found) if known.insert(found.machine) => machines.push(found.machine),
+                LookupResult::One(_) => {}
+                LookupResult::Unresolved(message) => return Err(not_found("machine", name.trim(), message)),
             }
         }
         let must_be_counted = find_irreversible(&self.context, each, &machines).await?.is_some();
