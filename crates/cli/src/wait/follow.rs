@@ -28,8 +28,8 @@ use model::time::{Span, Timestamp};
 const MAX_NAMES: usize = 5;
 /// Most names in a command to paste.
 const MAX_COMMAND_NAMES: usize = 100;
-/// Most machines that are explained when the waiting ends without success.
-const MAX_EXPLAINED: usize = 5;
+/// Most objects that are explained at the same time.
+const MAX_CALLS: usize = 4;
 
 /// What a command that waits prints while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,49 +178,61 @@ fn shown_name(goal: WaitGoal, subject: &Subject) -> String {
     }
 }
 
-/// Prints on standard error why the first objects that have not met the goal have not, and how many others there are. For a
-/// machine it is what `why` prints: a call and a page for each.
+/// Prints on standard error why each object that has not met the goal has not: for machines, what `why` prints.
 async fn explain_open_objects(
     client: &FleetClient,
     waiting: &Waiting,
     progress: &WaitProgress,
     last: &[Option<ReadObject>],
 ) {
-    let open = progress.open_objects();
-    for place in open.iter().copied().take(MAX_EXPLAINED) {
-        let (Some(subject), Some(Some(object))) = (waiting.subjects.get(place), last.get(place)) else {
-            continue;
-        };
-        match (&object.snapshot, &subject.id) {
-            (Snapshot::Machine(_), Some(machine)) => {
-                let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
-                match show_explanation(client, &of, Format::Table).await {
-                    Ok(text) => print_stderr(&waiting.target_flags.qualify(text.trim_end())),
-                    Err(error) => {
-                        let reason = waiting.target_flags.qualify(&error.to_string());
-                        print_stderr(&format!("{}: {reason}", subject.name));
-                    }
-                }
-            }
-            (snapshot, _) => {
-                for step in snapshot.steps() {
-                    let text = waiting.target_flags.qualify(&step.text);
-                    print_stderr(&format!("{} {text}", shown_name(waiting.goal, subject)));
-                }
-            }
+    // In a box: the future of the waiting would have several of these.
+    let explain = async |place: usize| match (waiting.subjects.get(place), last.get(place)) {
+        (Some(subject), Some(Some(object))) => {
+            Box::pin(explain_object(client, waiting, subject, object)).await
         }
-    }
-    if let Some(rest) = count_unexplained(open.len(), waiting.goal) {
-        print_stderr(&rest);
+        _ => Vec::new(),
+    };
+    explain_in_order(&progress.open_objects(), explain, print_stderr).await;
+}
+
+/// Prints what `explain` returns for each place, in their order, with at most [`MAX_CALLS`] calls at a time.
+async fn explain_in_order(
+    places: &[usize],
+    explain: impl AsyncFn(usize) -> Vec<String>,
+    mut print: impl FnMut(&str),
+) {
+    for places in places.chunks(MAX_CALLS) {
+        let explain_nth = async |nth: usize| match places.get(nth) {
+            Some(place) => explain(*place).await,
+            None => Vec::new(),
+        };
+        let texts = tokio::join!(explain_nth(0), explain_nth(1), explain_nth(2), explain_nth(3));
+        for text in [texts.0, texts.1, texts.2, texts.3].concat() {
+            print(&text);
+        }
     }
 }
 
-/// The sentence about objects that are not explained, if there are some.
-fn count_unexplained(open: usize, goal: WaitGoal) -> Option<String> {
-    match open.saturating_sub(MAX_EXPLAINED) {
-        0 => None,
-        1 => Some(format!("1 more is not {goal}")),
-        more => Some(format!("{more} more are not {goal}")),
+/// Why an object has not met the goal. If the reason cannot be read, why that is.
+async fn explain_object(
+    client: &FleetClient,
+    waiting: &Waiting,
+    subject: &Subject,
+    object: &ReadObject,
+) -> Vec<String> {
+    let qualify = |text: &str| waiting.target_flags.qualify(text);
+    match (&object.snapshot, &subject.id) {
+        (Snapshot::Machine(_), Some(machine)) => {
+            let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
+            vec![match show_explanation(client, &of, Format::Table).await {
+                Ok(text) => qualify(text.trim_end()),
+                Err(error) => format!("{}: {}", subject.name, qualify(&error.to_string())),
+            }]
+        }
+        (snapshot, _) => {
+            let name = shown_name(waiting.goal, subject);
+            snapshot.steps().iter().map(|step| format!("{name} {}", qualify(&step.text))).collect()
+        }
     }
 }
 
@@ -266,6 +278,7 @@ fn interruption(waiting: &Waiting) -> CliError {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::ffi::OsString;
 
     use super::*;
@@ -348,14 +361,27 @@ mod tests {
         assert!(command.ends_with(" m99 --for phase=Ready"), "{command}");
     }
 
-    #[test]
-    fn objects_that_are_not_explained_are_counted() {
-        for (open, expected) in [
-            (MAX_EXPLAINED, None),
-            (MAX_EXPLAINED + 1, Some("1 more is not Ready")),
-            (MAX_EXPLAINED + 7, Some("7 more are not Ready")),
-        ] {
-            assert_eq!(count_unexplained(open, READY).as_deref(), expected, "{open}");
+    #[tokio::test]
+    async fn each_open_object_is_explained_in_order_by_few_calls_at_a_time() {
+        let (running, most) = (Cell::new(0), Cell::new(0));
+        // In a box: the future of the waiting would have several of these.
+        let explain = async |place: usize| {
+            running.set(running.get() + 1);
+            most.set(most.get().max(running.get()));
+            // A later one of the same calls ends earlier.
+            for _ in 0..MAX_CALLS - place % MAX_CALLS {
+                tokio::task::yield_now().await;
+            }
+            running.set(running.get() - 1);
+            vec![place.to_string()]
+        };
+        for count in [0, 1, MAX_CALLS, 2 * MAX_CALLS + 1] {
+            let places: Vec<usize> = (0..count).collect();
+            let mut printed = Vec::new();
+            most.set(0);
+            explain_in_order(&places, &explain, |text| printed.push(text.to_owned())).await;
+            let expected: Vec<String> = places.iter().map(ToString::to_string).collect();
+            assert_eq!((printed, most.get()), (expected, count.min(MAX_CALLS)));
         }
     }
 
