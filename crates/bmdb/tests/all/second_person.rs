@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use model::access::{AccessRole, AccessScope};
 use model::budget::{BudgetChange, BudgetKind};
-use model::order_limits::OrderLimits;
+use model::order_limits::{MAX_EXAMINED_MACHINES, OrderLimits};
 use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
@@ -290,6 +290,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
             expected: Some(expected),
             beyond_limits: true,
             is_admin: true,
+            max_examined: MAX_EXAMINED_MACHINES,
         };
         kit.bmdb.execute_bulk_order(
             order("kim@a", RPC, Some(key), key),
