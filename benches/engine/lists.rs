@@ -25,9 +25,9 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 /// The first lines of the output that name columns.
 const HEADER_LINES: usize = 1;
 
-/// Which machines a command prints.
+/// What a command is expected to print.
 #[derive(Clone, Copy)]
-enum Printed {
+enum ExpectedLines {
     /// A line for each machine.
     All,
     /// A line for each machine with the label.
@@ -37,13 +37,13 @@ enum Printed {
 }
 
 /// The commands, each with what it prints.
-const COMMANDS: [(&str, &[&str], Printed); 6] = [
-    ("the program alone (version --client)", &["version", "--client"], Printed::Any),
-    ("get machines", &["get", "machines"], Printed::All),
-    ("get machines -o json", &["get", "machines", "-o", "json"], Printed::Any),
-    ("get machines -l label.row=7", &["get", "machines", "-l", "label.row=7"], Printed::Labelled),
-    ("get machines --sort-by since", &["get", "machines", "--sort-by", "since"], Printed::All),
-    ("plan", &["plan"], Printed::Any),
+const COMMANDS: [(&str, &[&str], ExpectedLines); 6] = [
+    ("the program alone (version --client)", &["version", "--client"], ExpectedLines::Any),
+    ("get machines", &["get", "machines"], ExpectedLines::All),
+    ("get machines -o json", &["get", "machines", "-o", "json"], ExpectedLines::Any),
+    ("get machines -l label.row=7", &["get", "machines", "-l", "label.row=7"], ExpectedLines::Labelled),
+    ("get machines --sort-by since", &["get", "machines", "--sort-by", "since"], ExpectedLines::All),
+    ("plan", &["plan"], ExpectedLines::Any),
 ];
 
 /// One run of a command.
@@ -74,9 +74,9 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
         for ((name, arguments, printed), runs) in COMMANDS.iter().zip(&mut runs) {
             let run = run_command(home.path(), arguments).await.with_context(|| (*name).to_owned())?;
             let expected = match printed {
-                Printed::All => Some(usize::try_from(machines)? + HEADER_LINES),
-                Printed::Labelled => Some(labelled + HEADER_LINES),
-                Printed::Any => None,
+                ExpectedLines::All => Some(usize::try_from(machines)? + HEADER_LINES),
+                ExpectedLines::Labelled => Some(labelled + HEADER_LINES),
+                ExpectedLines::Any => None,
             };
             let is_expected = expected.map_or(run.lines > 0, |expected| run.lines == expected);
             ensure!(is_expected, "{name} has printed {} lines", run.lines);

@@ -94,7 +94,7 @@ impl ApiFixture {
         Ok(Self { server, stop, key, endpoint, channel, token: token(fleet).await?, _directory: directory })
     }
 
-    /// Writes a context of this API for `shepherdctl`, whose home is `home`.
+    /// Writes a context of this API for a `shepherdctl` with this home directory.
     pub(crate) fn write_context(&self, home: &Path) -> Result<()> {
         let directory = home.join(".config/shepherd");
         fs::create_dir_all(&directory)?;

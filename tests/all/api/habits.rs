@@ -89,7 +89,7 @@ const FOLLOWED_LOG: &str = "logs sim-0007 roleserver -f";
 /// First words of orders that nothing undoes. A test has the dry run of these.
 const IRREVERSIBLE: [&str; 1] = ["retire"];
 
-/// Before a line that waits for it: an order has decided anew since the last one.
+/// Before a line that waits for it: an order after the last one may have changed the phase.
 const SET_READY: &str = "UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id IN
                              (SELECT machine_id FROM machine_provided WHERE provider_id = 'sim-0007')";
 
