@@ -161,17 +161,14 @@ fn typed_names<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     names
 }
 
-/// The command with these names in the place of the word for them, or at its end if it has none. The parser must take it
-/// with all of the names or with the first one; otherwise it stays as it is.
+/// The command with these names in the place of the word for them, or at its end if it has none. It stays as it is if the
+/// parser does not take it with all of them: one of `scale deployment web` is no name.
 fn fill_command(grammar: &Command, command: &str, names: &[&str]) -> String {
-    let few = names.get(..1).unwrap_or_default();
-    let filled =
-        [names, few].into_iter().filter(|names| !names.is_empty()).map(|names| with_names(command, names));
-    let mut accepted = filled.filter(|words| grammar.clone().try_get_matches_from(words).is_ok());
-    accepted.next().map_or_else(
-        || command.to_owned(),
-        |words| words.iter().map(|word| quote_word(word)).collect::<Vec<_>>().join(" "),
-    )
+    let words = with_names(command, names);
+    if names.is_empty() || grammar.clone().try_get_matches_from(&words).is_err() {
+        return command.to_owned();
+    }
+    words.into_iter().map(quote_word).collect::<Vec<_>>().join(" ")
 }
 
 /// The words of the command, with the names.
@@ -335,7 +332,13 @@ mod tests {
             ("drain --timeout 5m", "drain", Some("shepherdctl hold M --reason TEXT")),
             ("drain sim-0007 --ignore-daemonsets", "drain", Some("shepherdctl hold sim-0007 --reason TEXT")),
             ("--context prod cordon sim-0007", "cordon", Some("shepherdctl hold sim-0007 --reason TEXT")),
-            ("status sim-0007 sim-0008", "status", Some("shepherdctl why sim-0007")),
+            ("status sim-0007", "status", Some("shepherdctl why sim-0007")),
+            ("status sim-0007 sim-0008", "status", Some("shepherdctl why M")),
+            (
+                "scale deployment web",
+                "scale",
+                Some("shepherdctl cluster scale NAME --workers 3 --reason TEXT"),
+            ),
             ("annotate node sim-0007 a=b", "annotate", Some("shepherdctl label sim-0007 a=b")),
             ("delete machine sim-0007", "delete", Some("shepherdctl retire sim-0007 --reason TEXT")),
             ("delete cluster prod", "delete", Some("shepherdctl cluster delete prod --reason TEXT")),
