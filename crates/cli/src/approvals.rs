@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::client::pagination::{Page, fetch_pages};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
@@ -50,18 +51,26 @@ pub struct ApproveArgs {
 }
 
 /// Lists orders with the state of their approval, newest first.
-pub(crate) async fn list_approvals(client: &FleetClient) -> Result<ObjectList, CliError> {
-    let result = ApprovalsClient::new(client.channel()).list(v1::ListApprovalsRequest {}).await;
-    let mut response = result.map_err(status_to_error)?.into_inner();
-    let now = require_timestamp(response.read_at, "its read time")?;
-    let mut objects = Vec::new();
-    for approval in std::mem::take(&mut response.approvals) {
-        let document = ObjectDocument::of_message(&approval);
-        let line = decode_approval(approval)?;
-        let names = ObjectNames::of_id(line.approval_id.to_string());
-        objects.push(ListedObject { names, rows: vec![approval_row(line, now)], document });
-    }
-    Ok(ObjectList::of_response(ObjectKind::Approval, &response, &COLUMNS, objects))
+pub(crate) async fn list_approvals(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
+    let mut service = ApprovalsClient::new(client.channel());
+    let pages = fetch_pages(limit, String::new(), async |page| {
+        let request = v1::ListApprovalsRequest { page_size: page.size, page_token: page.token };
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let approvals = std::mem::take(&mut response.approvals);
+        let lines = approvals.into_iter().map(|approval| approval_object(approval, now));
+        let lines = lines.collect::<Result<Vec<_>, _>>()?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Approval, &COLUMNS, pages))
+}
+
+fn approval_object(approval: v1::Approval, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&approval);
+    let line = decode_approval(approval)?;
+    let names = ObjectNames::of_id(line.approval_id.to_string());
+    Ok(ListedObject { names, rows: vec![approval_row(line, now)], document })
 }
 
 fn approval_row(line: ApprovalRecord, now: Timestamp) -> Vec<String> {

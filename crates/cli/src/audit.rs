@@ -1,6 +1,6 @@
 //! `audit`, `get audit`: orders that were given.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -27,6 +27,9 @@ use proto::fleet::v1::audit_client::AuditClient;
 const PAGE_SIZE: i32 = 100;
 /// Number of orders that a table has without `--limit`.
 const DEFAULT_LINES: u32 = 100;
+/// How far a list of newer orders reaches back behind the list before it. A record has the time at which it is written, and
+/// appears when its transaction ends: an order that takes longer than this is not in a watch.
+const OVERLAP: Duration = Duration::from_mins(1);
 
 const COLUMNS: [Column; 8] = [
     Column::always("AGE"),
@@ -111,13 +114,9 @@ pub(crate) async fn print_audit(context: &CommandContext, args: &AuditArgs) -> R
 }
 
 /// The moment of a flag of a request: a time, or a duration before `now`.
-fn resolve_flag(
-    flag: &str,
-    text: Option<&str>,
-    now: Timestamp,
-) -> Result<Option<prost_types::Timestamp>, CliError> {
+fn resolve_flag(flag: &str, text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, CliError> {
     let moment = text.map(|text| parse_moment(flag, text)).transpose()?;
-    Ok(moment.map(|moment| encode_timestamp(resolve_moment(moment, now))))
+    Ok(moment.map(|moment| resolve_moment(moment, now)))
 }
 
 /// The moment that a flag names: a duration counts back from `now`.
@@ -134,10 +133,32 @@ pub(crate) async fn list_audit(
     args: &AuditListArgs,
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
+    Ok(list_records(client, args, None, limit).await?.0)
+}
+
+/// Lists the orders that `args` selects and that are not older than `since`, newest first. The moment is the `since` of the
+/// next such list, which begins a little before the end of this one.
+pub(crate) async fn list_newer_audit(
+    client: &FleetClient,
+    args: &AuditListArgs,
+    since: Option<Timestamp>,
+) -> Result<(ObjectList, Timestamp), CliError> {
+    let (list, read_at) = list_records(client, args, since, None).await?;
+    Ok((list, before(read_at, OVERLAP)))
+}
+
+/// Lists orders that are not older than `since`, newest first. The moment is the database time of the first page.
+async fn list_records(
+    client: &FleetClient,
+    args: &AuditListArgs,
+    since: Option<Timestamp>,
+    limit: Option<u32>,
+) -> Result<(ObjectList, Timestamp), CliError> {
     let mut service = AuditClient::new(client.channel());
     let now = Timestamp::from(SystemTime::now());
-    let since = resolve_flag("since", args.since.as_deref(), now)?;
-    let before = resolve_flag("before", args.before.as_deref(), now)?;
+    let since = resolve_flag("since", args.since.as_deref(), now)?.max(since).map(encode_timestamp);
+    let before = resolve_flag("before", args.before.as_deref(), now)?.map(encode_timestamp);
+    let mut first_read_at = None;
     let pages = fetch_pages(limit, String::new(), async |page| {
         let request = v1::ListAuditRequest {
             page_size: page.size.min(PAGE_SIZE),
@@ -150,12 +171,13 @@ pub(crate) async fn list_audit(
         };
         let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
         let now = require_timestamp(response.read_at, "its read time")?;
+        first_read_at = first_read_at.or(Some(now));
         let records = std::mem::take(&mut response.records);
         let lines = records.iter().map(|record| record_object(record, now)).collect();
         Ok(Page { lines, next_token: response.next_page_token.clone(), response })
     })
     .await?;
-    Ok(ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages))
+    Ok((ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages), first_read_at.unwrap_or(now)))
 }
 
 fn record_object(record: &v1::AuditRecord, now: Timestamp) -> ListedObject {
@@ -202,7 +224,7 @@ mod tests {
     fn moment_is_a_time_or_so_long_before_now() {
         let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let flag = |text| resolve_flag("since", Some(text), at(7200));
-        assert_eq!(flag("2h").unwrap(), Some(encode_timestamp(at(0))));
+        assert_eq!(flag("2h").unwrap(), Some(at(0)));
         assert_eq!(resolve_flag("since", None, at(0)).unwrap(), None);
         assert_eq!(flag("yesterday").unwrap_err().exit_code(), ExitCode::WrongCommand);
         assert_eq!(resolve_moment(Expiry::After(Span::hours(2)), at(7200)), at(0));

@@ -49,7 +49,7 @@ pub fn suggest_selection(error: &clap::Error, arguments: &[OsString]) -> Option<
 }
 
 /// A word for a shell. An equals sign within a word needs no quotes there.
-fn quote_word(word: &str) -> String {
+pub(crate) fn quote_word(word: &str) -> String {
     let plain = word.replace('=', "_");
     let is_plain = !word.starts_with('=') && shell_words::quote_if_needed(&plain) == plain;
     if is_plain { word.to_owned() } else { shell_words::quote_if_needed(word) }

@@ -348,9 +348,10 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
         assert!(output.contains(printed), "{arguments:?}: {output}");
     }
     assert!(kim.direct(&["why", &machine])?.contains("shepherdctl --direct release "));
+    let cordoned = format!("run: shepherdctl --context home hold {machine} --reason TEXT");
     for (arguments, printed) in [
         (vec!["--context", "home", "why", "nobody"], "`shepherdctl --context home get machines`"),
-        (vec!["--context", "home", "cordon", &machine], "run: shepherdctl --context home hold M"),
+        (vec!["--context", "home", "cordon", &machine], cordoned.as_str()),
         (vec!["get", "artefacts", "--context", "home"], "shepherdctl --context home artefacts add"),
         (
             vec!["wait", "update", "u1", "--for", "finished", "--timeout", "0", "--context", "home"],
@@ -365,7 +366,7 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
         (vec!["why", "nobody"], "`shepherdctl --context home get machines`"),
         (vec!["describe", "update", "nobody"], "shepherdctl --context home get updates"),
         (vec!["hold", "-l", "name=none", "--reason", "r"], "shepherdctl --context home get machines"),
-        (vec!["cordon", &machine], "run: shepherdctl --context home hold M"),
+        (vec!["cordon", &machine], cordoned.as_str()),
     ] {
         let output =
             kim.command(&[&arguments[..], &["--context", "home", "-o", "json"]].concat()).output()?;

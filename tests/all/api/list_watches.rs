@@ -144,3 +144,33 @@ async fn other_kinds_are_listed_again_and_what_changed_is_printed() -> TestResul
     }
     Ok(api.stop().await?)
 }
+
+/// 250 records of `Hold`, the newest of which is ten minutes old.
+const HOLDS: &str = "
+    INSERT INTO audit (audit_id, at, actor, rpc, target, reason, request, dry_run, outcome, message)
+    SELECT gen_random_uuid(), clock_timestamp() - n * INTERVAL '10 minutes', 'ann@desk',
+           'shepherd.fleet.v1.Machines/Hold', 'm', 'r' || n, decode('00', 'hex'), FALSE, 'changed', ''
+    FROM generate_series(1, 250) n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_of_the_audit_reads_what_is_newer_alone() -> TestResult {
+    let api = Api::start("api_list_watch_audit").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    sqlx::query(HOLDS).execute(&api.pool).await?;
+    let mut watch = ListWatch::start(&kim, &["get", "audit", "--rpc", "hold", "-w", "--no-headers"])?;
+    for number in 1..=250 {
+        let row = watch.line().await?;
+        assert!(row.contains(&format!(" r{number} ")), "newest first: {row}");
+    }
+    // A list of all would show that one record has changed and that another one is gone.
+    sqlx::query("UPDATE audit SET message = 'changed' WHERE reason = 'r9'").execute(&api.pool).await?;
+    sqlx::query("DELETE FROM audit WHERE reason = 'r10'").execute(&api.pool).await?;
+    for reason in ["first-disk", "second-disk", "third-disk"] {
+        kim.direct(&["hold", &machine, "--reason", reason])?;
+        let row = watch.line().await?;
+        assert!(row.contains(reason), "{row}");
+    }
+    Ok(api.stop().await?)
+}

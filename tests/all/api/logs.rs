@@ -19,7 +19,7 @@ use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
 
 /// A role server on a machine of the fleet, whose heartbeats this shepherd receives.
-async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
+pub(super) async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
     let (machine, host) = callback::enrolled(listener, &api.pool, Machine::new).await?;
     let message = "SELECT count(*) FROM machine_agent_heartbeat";
     until("its first heartbeat arrives", || async { Ok(api.count(message).await? == 1) }).await?;

@@ -226,7 +226,7 @@ fn mask_word(word: &str) -> String {
 }
 
 /// The words of each line, masked. Equal lines are then kept once.
-fn mask(text: &str) -> String {
+pub(super) fn mask(text: &str) -> String {
     let mut masked: Vec<String> = Vec::new();
     for line in text.replace("just now", "0s ago").lines() {
         let mut words = Vec::new();

@@ -271,7 +271,7 @@ async fn selection_is_resolved_once_and_must_have_an_object() -> TestResult {
         (
             "wait machines -l row=7 --for healthy",
             2,
-            "run: shepherdctl wait machines -l label.row=7 --for healthy",
+            "run the line below\n  shepherdctl wait machines -l label.row=7 --for healthy",
         ),
         ("wait machines --provider nobody --for healthy", 3, "no machine is selected"),
         ("wait machines nobody --for healthy", 3, "nobody"),

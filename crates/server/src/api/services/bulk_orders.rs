@@ -20,6 +20,7 @@ use bmdb::machine::lookup::LookupResult;
 use bmdb::orders::bulk_orders::{BulkOrderResult, MachineOutcome, MachineSelection, NamedMachines, RPC};
 use bmdb::orders::machine_order::MachineOrder;
 use model::access::AccessRole;
+use model::order_limits::MAX_EXAMINED_MACHINES;
 use model::order_rules::{Confirmation, ConfirmationKind};
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;
@@ -62,6 +63,7 @@ impl BulkOrders for BulkOrdersService {
             expected,
             beyond_limits: body.override_limits,
             is_admin: caller.role() >= AccessRole::Admin,
+            max_examined: MAX_EXAMINED_MACHINES,
         };
         let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
             .parse_unversioned(target.to_owned())?;
