@@ -40,6 +40,7 @@ mod database_wiring;
 mod demo;
 mod dependencies;
 mod end_to_end;
+mod enumerated_values;
 mod faults;
 mod file_flags;
 mod fire;

@@ -52,7 +52,7 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
         /// How the agent is kept alive.
-        #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
+        #[arg(long, value_enum, ignore_case = true, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
         supervision: SupervisionFlag,
     },
     /// Run the agent: send heartbeats until SIGTERM.

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
@@ -26,6 +25,7 @@ use crate::cluster::certificate::{
 use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::one_of::one_of;
 use crate::order::expiry::parse_lifetime;
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
@@ -62,7 +62,7 @@ pub struct KubeconfigArgs {
         long,
         value_name = "ACCESS",
         default_value = "owner",
-        value_parser = PossibleValuesParser::new(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
+        value_parser = one_of(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
     )]
     pub access: String,
     /// Lifetime of the certificate, from 1m to 7d

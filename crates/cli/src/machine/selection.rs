@@ -3,8 +3,8 @@
 //! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector.
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 
+use crate::one_of::one_of;
 use model::label::LabelFilter;
 use model::phase::Phase;
 use model::selector::Selector;
@@ -30,8 +30,7 @@ pub struct MachineFilters {
     #[arg(
         long,
         value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true
+        value_parser = one_of(Phase::ALL.map(Phase::as_str))
     )]
     phase: Vec<String>,
     /// Only machines of this provider; may be given several times
@@ -63,7 +62,7 @@ impl MachineFilters {
     /// Whether retired machines are selected: by their phase, not only because nothing excludes it.
     #[must_use]
     pub fn selects_retired(&self) -> bool {
-        self.phase.iter().any(|phase| phase.eq_ignore_ascii_case(Phase::Retired.as_str()))
+        self.phase.iter().any(|phase| phase == Phase::Retired.as_str())
             || self.selector.as_ref().is_some_and(|selector| selector.names_phase(Phase::Retired))
     }
 
@@ -130,8 +129,8 @@ mod tests {
             (&[][..], ""),
             (&["-l", ""], ""),
             (&["-l", "label.row=7"], "label.row=7"),
-            (&["--selector", "label.row=7", "--phase", "ready"], "phase=ready,label.row=7"),
-            (&["-l", " , ", "--phase", "ready"], "phase=ready"),
+            (&["--selector", "label.row=7", "--phase", "ready"], "phase=Ready,label.row=7"),
+            (&["-l", " , ", "--phase", "READY"], "phase=Ready"),
             (&["--phase", "Ready", "--phase", "New"], "phase in (Ready,New)"),
             (&["--provider", "rack a"], "provider=\"rack a\""),
             (&["--location", "ams"], "location=ams*"),

@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::server::ParsedCertificate;
@@ -15,6 +14,7 @@ use secrecy::SecretString;
 use crate::client::contexts::check_token_writable;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::one_of::one_of;
 use crate::order::expiry::parse_lifetime;
 use crate::order::retry::send_order_through;
 use crate::output::print_stderr;
@@ -44,7 +44,7 @@ pub struct CreateToken {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Role: what the credential permits
-    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(AccessRole::ALL.map(AccessRole::as_str)))]
+    #[arg(long, value_name = "ROLE", value_parser = one_of(AccessRole::ALL.map(AccessRole::as_str)))]
     pub role: String,
     /// Only the machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
