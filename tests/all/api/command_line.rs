@@ -271,13 +271,43 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 200);
     let id = made["credential"].as_str().context("an id")?.to_owned();
     assert!(
-        kim.ask(&["tokens", "revoke", &id, "--reason", "lee left"])?.contains("is good for nothing any more")
+        kim.ask(&["tokens", "revoke", "lee", "--reason", "lee left"])?
+            .contains("is good for nothing any more")
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
     // Pause and resume; two changes of labels; of the quarantine a dry run with the machine, a rejection, its head row and
     // the machine; hold, release, retry, create, revoke.
     assert_eq!(orders, 14);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_is_revoked_by_what_the_list_prints() -> TestResult {
+    let api = Api::start("api_token_names").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    let create = |name: &'static str| ["tokens", "create", name, "--role", "viewer", "--reason", "is new"];
+    let id = kim.json(&create("lee"))?["credential"].as_str().context("an id")?.to_owned();
+    let unknown = kim.command(&["tokens", "revoke", "lea", "--reason", "lee left"]).output()?;
+    assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
+    let sentence = String::from_utf8(unknown.stderr)?;
+    assert!(sentence.contains("there is no token \"lea\""), "{sentence}");
+    let printed = kim.ask(&["get", "tokens", "lee", "-o", "name"])?;
+    assert_eq!(printed.trim(), id);
+    for name in [printed.trim(), "lee", &id[..23]] {
+        let revoked = kim.ask(&["tokens", "revoke", name, "--reason", "lee left"])?;
+        assert!(revoked.starts_with(&id), "{name}: {revoked}");
+    }
+    // Two tokens of one name that are valid are ambiguous, and none of them is revoked.
+    for _ in 0..2 {
+        kim.ask(&create("max"))?;
+    }
+    let ambiguous = kim.command(&["tokens", "revoke", "max", "--reason", "max left"]).output()?;
+    assert_eq!(ambiguous.status.code(), Some(3), "{ambiguous:?}");
+    let sentence = String::from_utf8(ambiguous.stderr)?;
+    assert!(sentence.contains("\"max\" fits more than one token; give one of: "), "{sentence}");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE revoked_at IS NOT NULL").await?, 1);
     Ok(api.stop().await?)
 }
 

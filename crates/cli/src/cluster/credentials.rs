@@ -21,6 +21,7 @@ use crate::cluster::certificate::{
 use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
 use crate::order::expiry::parse_lifetime;
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
@@ -51,8 +52,9 @@ Example:
 Expired certificates are shown for a day, revoked ones until they would have expired.";
 
 const REVOKE_EXAMPLES: &str = "\
-Example:
-  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
+Examples:
+  shepherdctl cluster credentials revoke ams lee --reason 'lee left'
+  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'it was lost'
 
 The curators reject the certificate as soon as they receive the revocation. They receive it again after a
 restore, because the snapshot may be older than the revocation.";
@@ -60,6 +62,9 @@ restore, because the snapshot may be older than the revocation.";
 /// The PKCS #8 prefix of the 32 bytes of an Ed25519 private key, RFC 8410.
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
+/// States of a certificate that a revocation changes, as the API names them.
+const REVOCABLE_STATES: [&str; 2] = ["requested", "valid"];
 
 /// Subcommands of `cluster credentials`.
 #[derive(Debug, Subcommand)]
@@ -101,8 +106,8 @@ pub struct RevokeCredential {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Id of the certificate, as `cluster credentials get` lists it
-    #[arg(value_name = "ID")]
+    /// Certificate: its holder, its id as `cluster credentials get` lists it, or the beginning of that
+    #[arg(value_name = "CERTIFICATE", value_parser = parse_name)]
     pub credential: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -178,13 +183,30 @@ async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> R
     Ok(format_table(&head, &rows, terminal_width()))
 }
 
+/// The id of a certificate of the cluster `name`.
+async fn resolve_credential(client: &FleetClient, name: &str, text: &str) -> Result<String, CliError> {
+    if let Some(id) = whole_id(text) {
+        return Ok(id);
+    }
+    let named = |credential: v1::ClusterCredential| NamedId {
+        id: credential.id,
+        name: Some(credential.holder),
+        is_current: REVOCABLE_STATES.contains(&credential.state.as_str()),
+    };
+    let credentials = fetch_credentials(client, name).await?.credentials;
+    let objects: Vec<NamedId> = credentials.into_iter().map(named).collect();
+    let list_command = format!("shepherdctl cluster credentials get {name}");
+    resolve_id(NameSpace { noun: "certificate", list_command: &list_command }, text, &objects)
+}
+
 async fn revoke_credential(context: &CommandContext, args: &RevokeCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
+    let credential = resolve_credential(&context.client, &args.name, &args.credential).await?;
     let give = async |service, order| {
         let request = v1::RevokeClusterCredentialRequest {
             name: args.name.clone(),
             order: Some(order),
-            credential_id: args.credential.clone(),
+            credential_id: credential.clone(),
         };
         ClusterCredentialsClient::new(service).revoke(request).await
     };
