@@ -22,7 +22,7 @@ use crate::cluster::outcome::format_outcome;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
-use crate::order::expiry::parse_lifetime;
+use crate::order::expiry::{encode_timestamp, parse_end};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -30,11 +30,9 @@ use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
-use model::cluster::certificate_request::DEFAULT_LIFETIME;
+use bmdb::orders::order::{Expiry, OrderOutcome};
 use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
-use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
 
@@ -80,7 +78,7 @@ pub enum CredentialsCommand {
     Revoke(RevokeCredential),
 }
 
-/// Arguments of `cluster credentials issue`: the holder, the lifetime and the directory of the files.
+/// Arguments of `cluster credentials issue`: the holder, the end and the directory of the files.
 #[derive(Debug, Args)]
 pub struct IssueCredential {
     /// Name of the cluster, for example ams1
@@ -92,9 +90,10 @@ pub struct IssueCredential {
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
-    /// Lifetime of the certificate, from 1m to 30d
-    #[arg(long = "expires_after", alias = "expires-after", value_name = "SPAN", value_parser = parse_lifetime, default_value_t = DEFAULT_LIFETIME)]
-    pub expires_after: Span,
+    /// When the certificate expires, from 1m to 30d from now: a duration (8h) or a time (2026-11-20T18:00:00Z)
+    /// [default: 8h]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -238,8 +237,7 @@ fn read_key(file: &Path) -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
 async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = resolve_holder(args.holder.as_deref())?;
-    check_lifetime(args.expires_after)
-        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
+    let until = parse_end(args.until.as_deref(), check_lifetime)?;
     let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
     // An order that is given again has a key already.
     let repeated = context.order_flags.idempotency_key.is_some() && file("key").exists();
@@ -257,7 +255,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
         write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
     }
     let public_key = hex::encode(public_key);
-    let done = match request_credential(context, args, &holder, &public_key).await {
+    let done = match request_credential(context, args, until, (&holder, &public_key)).await {
         Ok(done) => done,
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
@@ -315,16 +313,22 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
 async fn request_credential(
     context: &CommandContext,
     args: &IssueCredential,
-    holder: &str,
-    public_key: &str,
+    until: Option<Expiry>,
+    (holder, public_key): (&str, &str),
 ) -> Result<OrderOutcome, CliError> {
+    let expiry = until.map(|until| match until {
+        Expiry::After(span) => v1::issue_cluster_credential_request::Expiry::Lifetime(span.to_string()),
+        Expiry::At(moment) => {
+            v1::issue_cluster_credential_request::Expiry::ExpiresAt(encode_timestamp(moment))
+        }
+    });
     let give = async |service, order| {
         let request = v1::IssueClusterCredentialRequest {
             name: args.name.clone(),
             order: Some(order),
             public_key: public_key.to_owned(),
             holder: holder.to_owned(),
-            lifetime: args.expires_after.to_string(),
+            expiry: expiry.clone(),
         };
         ClusterCredentialsClient::new(service).issue(request).await
     };

@@ -57,7 +57,7 @@ impl BulkOrders for BulkOrdersService {
             named,
             scope: caller.scope().clone(),
             expected,
-            beyond_limits: body.override_limits,
+            beyond_limits: body.beyond_limits,
             is_admin: caller.role() >= AccessRole::Admin,
         };
         let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
