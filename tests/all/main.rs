@@ -70,6 +70,7 @@ mod provisioning;
 mod questions;
 mod reconciler;
 mod recovery;
+mod removed_spellings;
 mod retiring;
 mod roleserver;
 mod rotation;
