@@ -1,6 +1,8 @@
 //! Arguments with a fixed set of values accept each of them in any case, in every program, and give the code behind the
 //! parser one spelling.
 
+use std::any::TypeId;
+
 use clap::{Arg, Command};
 
 /// The value behind the parser of `argument`: its text, or `None` if it is an enum.
@@ -16,7 +18,9 @@ fn parse_value(argument: &Arg, text: &str) -> Result<Option<String>, clap::Error
 /// many arguments have a fixed set of values.
 fn check_command(path: &str, command: &Command, problems: &mut Vec<String>) -> usize {
     let mut count = 0;
-    for argument in command.get_arguments() {
+    // A truth value is written as in the configuration file.
+    let arguments = command.get_arguments();
+    for argument in arguments.filter(|one| one.get_value_parser().type_id() != TypeId::of::<bool>()) {
         let values = argument.get_possible_values();
         count += usize::from(!values.is_empty());
         for value in values {

@@ -23,7 +23,9 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::lock_policy;
 use crate::orders::approval::{append_approver, require_approval_of_rights, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Expiry, Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind};
+use crate::orders::order::{
+    Expiry, Order, OrderEffect, OrderOutcome, OrderRejection, OrderResult, OutcomeKind,
+};
 use crate::orders::two_person_rule::{list_admins, read_waiting_time};
 use model::access::{AccessRole, AccessScope};
 use model::admins::{RevocationDecision, decide_revocation, find_uncounted};
@@ -401,17 +403,19 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
-    let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential, &[]).await?;
-    let providers = new.scope.providers();
-    let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let lifetime = match new.expiry {
         None => None,
         Some(expiry) => {
             let remaining = expiry.remaining(database_now(tx).await?);
-            let rejected = |(reason, text)| order_rejected(reason, format!("no credential is made: {text}"));
+            let rejected = |(reason, text): OrderRejection| {
+                order_rejected(reason, format!("no credential is made: {text}"))
+            };
             Some(check_lifetime(remaining.map_err(rejected)?)?)
         }
     };
+    let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential, &[]).await?;
+    let providers = new.scope.providers();
+    let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
     let expires = lifetime.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
     begin_dry_run(tx, order).await?;
     let written = sqlx::query_file!(
