@@ -37,7 +37,7 @@ pub struct ClusterCredentialRequest {
     pub public_key: [u8; 32],
     /// The person it is issued to.
     pub holder: String,
-    /// When the certificate expires; a duration counts from its signature.
+    /// When the certificate expires. What remains when it is requested counts from its signature.
     pub expiry: Expiry,
 }
 

@@ -38,7 +38,7 @@ pub struct KubernetesUserRequest {
     pub holder: String,
     /// What the holder may do.
     pub access: KubernetesAccess,
-    /// When the certificate expires; a duration counts from its signature.
+    /// When the certificate expires. What remains when it is requested counts from its signature.
     pub expiry: Expiry,
 }
 
