@@ -47,8 +47,8 @@ pub(crate) fn check_credential_lifetime(lifetime: Span) -> Result<(), String> {
     if lifetime > MAX_LIFETIME { Err(LIFETIME_TOO_LONG.to_owned()) } else { Ok(()) }
 }
 
-/// How long before `now` it was at the moment of a flag, in whole seconds, rounded up for a time. A time after `now` is an
-/// error.
+/// Parses a flag that is a duration, or a time before `now`: how long ago that is, in whole seconds and rounded up. A time
+/// after `now` is an error.
 pub(crate) fn parse_age(flag: &str, text: &str, now: Timestamp) -> Result<Span, CliError> {
     match parse_moment(flag, text)? {
         Expiry::After(span) => Ok(span),
