@@ -175,7 +175,7 @@ async fn token(fleet: &Fleet) -> Result<MetadataValue<Ascii>> {
         name: "bench".to_owned(),
         role: AccessRole::Viewer,
         scope: AccessScope::Fleet,
-        expires_after: None,
+        expiry: None,
         certificate: None,
     };
     let made = fleet.bmdb.create_credential(order, new).await?;

@@ -2,7 +2,6 @@
 
 use clap::Args;
 use serde_json::json;
-use uuid::Uuid;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -12,6 +11,7 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -42,9 +42,9 @@ approval the requester gives the same order again, with the idempotency key of t
 /// Arguments of `approve`: the order, and the reason.
 #[derive(Debug, Args)]
 pub struct ApproveArgs {
-    /// UUID of the request, as `get approvals` lists it
-    #[arg(value_name = "APPROVAL")]
-    pub approval: Uuid,
+    /// Request: its UUID, as `get approvals` lists it, or the beginning of it
+    #[arg(value_name = "APPROVAL", value_parser = parse_name)]
+    pub approval: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -103,12 +103,25 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
     })
 }
 
+/// The id of a request. What the order is about is no name of it, because another order may be about the same.
+async fn resolve_approval(client: &FleetClient, text: &str) -> Result<String, CliError> {
+    if let Some(id) = whole_id(text) {
+        return Ok(id);
+    }
+    let approvals = list_approvals(client, None).await?.objects;
+    // The name of a request is its whole UUID.
+    let named = |approval: ListedObject| NamedId { id: approval.names.name, name: None, is_current: true };
+    let objects: Vec<NamedId> = approvals.into_iter().map(named).collect();
+    let space = NameSpace { noun: "approval", list_command: "shepherdctl get approvals" };
+    resolve_id(space, text, &objects)
+}
+
 /// Runs `approve`: approves an order that another admin gave.
 pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
-    let approval = args.approval;
+    let approval = resolve_approval(&context.client, &args.approval).await?;
     let give = async |service, order| {
-        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
+        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.clone() };
         ApprovalsClient::new(service).approve(request).await
     };
     let response = send_order(context, &args.reason, give).await?;

@@ -1,6 +1,5 @@
 //! `get budgets`, `get brakes`, `budget set`: disruption budgets and brakes.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -11,6 +10,7 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::one_of::one_of;
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -62,7 +62,7 @@ pub struct SetBudget {
     /// Kind of the budget to change, for example reboot
     #[arg(
         value_name = "KIND",
-        value_parser = PossibleValuesParser::new(BudgetKind::ALL.map(BudgetKind::as_str))
+        value_parser = one_of(BudgetKind::ALL.map(BudgetKind::as_str))
     )]
     pub kind: String,
     /// Maximum number that may start within the window; 0 allows none

@@ -30,8 +30,8 @@
 //!   [`whoami`][], [`version`][].
 //! * What an issue, a phase or a term means: [`explain`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`target_flags`][] (of commands in
-//!   messages), [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//! * Below the nouns: [`routine`][] (folded lines), [`one_of`][] (values of arguments), [`order`][], [`context`][],
+//!   [`target_flags`][] (of commands in messages), [`client`][], [`output`][], [`error`][], [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`manual`][], [`suggestions`][].
 //!
 //! # Invariants
@@ -81,6 +81,7 @@ pub mod loops;
 pub mod machine;
 pub mod manual;
 pub mod object;
+pub mod one_of;
 pub mod order;
 pub mod output;
 pub mod plan;

@@ -1,6 +1,5 @@
 //! `get loops`, `loops pause|resume`: pause control loops.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::json;
@@ -12,6 +11,7 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::one_of::one_of;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
@@ -61,7 +61,7 @@ pub enum LoopsCommand {
 #[derive(Debug, Args)]
 pub struct PauseLoop {
     /// Loop to pause, for example recoverer
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = one_of(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Only for the machines of this provider
     #[arg(long, value_name = "NAME")]
@@ -78,7 +78,7 @@ pub struct PauseLoop {
 #[derive(Debug, Args)]
 pub struct ResumeLoop {
     /// Paused loop to resume, for example recoverer
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = one_of(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Provider that was given when the loop was paused
     #[arg(long, value_name = "NAME")]

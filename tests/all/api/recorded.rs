@@ -166,7 +166,7 @@ const SCRIPT: &[&str] = &[
     "cluster kubernetes set ams --bundle one --reason services",
     "cluster kubernetes rotate ams --keys clients --reason stolen",
     "cluster kubeconfig ams --output_file HOME/ams.yaml --reason look",
-    "cluster kubeconfig ams --expires_after 30d --reason look",
+    "cluster kubeconfig ams --until 30d --reason look",
     "cluster upgrade ams --rollback --reason pods",
     "cluster upgrade ams --kubernetes_bundle one --reason next --dry_run",
     "cluster kubernetes remove ams --reason over",

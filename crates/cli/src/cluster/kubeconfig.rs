@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
@@ -26,7 +25,8 @@ use crate::cluster::certificate::{
 use crate::cluster::outcome::{describe_command, format_outcome};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::expiry::parse_lifetime;
+use crate::one_of::one_of;
+use crate::order::expiry::{encode_timestamp, parse_end};
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -34,11 +34,9 @@ use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::yaml::format_document;
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
-use model::cluster::certificate_request::DEFAULT_LIFETIME;
+use bmdb::orders::order::{Expiry, OrderOutcome};
 use model::cluster::kubernetes_user::{KubernetesAccess, SPKI_PREFIX, check_lifetime};
 use model::humanize::absolute_time;
-use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
@@ -62,17 +60,13 @@ pub struct KubeconfigArgs {
         long,
         value_name = "ACCESS",
         default_value = "owner",
-        value_parser = PossibleValuesParser::new(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
+        value_parser = one_of(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
     )]
     pub access: String,
-    /// Lifetime of the certificate, from 1m to 7d
-    #[arg(
-        long = "expires_after",
-        value_name = "SPAN",
-        value_parser = parse_lifetime,
-        default_value_t = DEFAULT_LIFETIME
-    )]
-    pub expires_after: Span,
+    /// When the certificate expires, from 1m to 7d from now: a duration (8h) or a time (2026-11-20T18:00:00Z)
+    /// [default: 8h]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
@@ -90,15 +84,14 @@ pub(super) async fn create_kubeconfig(
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = resolve_holder(args.holder.as_deref())?;
-    check_lifetime(args.expires_after)
-        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
+    let until = parse_end(args.until.as_deref(), check_lifetime)?;
     let pending = pending_key_file(context, args)?;
     let (secret, public_key) = match &pending {
         Some(file) if file.exists() => read_key(file)?,
         _ => generate_key()?,
     };
     let public_key = hex::encode(public_key);
-    let requested = request_user(context, args, &holder, &public_key).await;
+    let requested = request_user(context, args, until, (&holder, &public_key)).await;
     if let Err(CliError::ApprovalRequired { message, .. }) = &requested {
         keep_pending_key(pending.as_deref(), &secret, message)?;
     }
@@ -202,9 +195,15 @@ async fn fetch_users(client: &FleetClient, name: &str) -> Result<Vec<v1::Cluster
 async fn request_user(
     context: &CommandContext,
     args: &KubeconfigArgs,
-    holder: &str,
-    public_key: &str,
+    until: Option<Expiry>,
+    (holder, public_key): (&str, &str),
 ) -> Result<OrderOutcome, CliError> {
+    let expiry = until.map(|until| match until {
+        Expiry::After(span) => v1::issue_cluster_kubernetes_user_request::Expiry::Lifetime(span.to_string()),
+        Expiry::At(moment) => {
+            v1::issue_cluster_kubernetes_user_request::Expiry::ExpiresAt(encode_timestamp(moment))
+        }
+    });
     let give = async |service, order| {
         let request = v1::IssueClusterKubernetesUserRequest {
             name: args.name.clone(),
@@ -212,7 +211,7 @@ async fn request_user(
             public_key: public_key.to_owned(),
             holder: holder.to_owned(),
             access: args.access.clone(),
-            lifetime: args.expires_after.to_string(),
+            expiry: expiry.clone(),
         };
         ClusterKubernetesClient::new(service).issue_user(request).await
     };

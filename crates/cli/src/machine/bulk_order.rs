@@ -46,7 +46,7 @@ pub struct BulkSelection {
     #[arg(long = "yes_count", value_name = "N")]
     pub yes_count: Option<u32>,
     /// Exceed the limits of the policy, or select all machines with an empty selector; admins only
-    #[arg(long = "override_limits", alias = "beyond_limits")]
+    #[arg(long = "beyond_limits")]
     pub beyond_limits: bool,
 }
 
@@ -283,7 +283,7 @@ fn bulk_request(
         selector: request.selection.filters.selector_text(),
         order: Some(order),
         expected_machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
-        override_limits: request.selection.beyond_limits,
+        beyond_limits: request.selection.beyond_limits,
         operation: Some(encode_operation(request.each)),
         names: request.names.to_vec(),
     }

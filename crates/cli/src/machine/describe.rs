@@ -13,13 +13,13 @@ use crate::client::decode::{
 };
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::machine::hardware_report::describe_report;
 use crate::machine::history::{EVENT_HEADERS, decode_event, event_row};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use crate::work::decode_holder;
 use bmdb::machine::tags::{Tag, TagColumn};
 use model::byte_size::ByteSize;
+use model::hardware_report::describe_report;
 use model::host_key::HostKey;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::machine_view::{LaneView, MachineName};

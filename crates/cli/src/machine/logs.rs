@@ -5,7 +5,7 @@
 //! any other: it is in the audit, and it can be repeated if its response is lost. The uploaded parts are read from
 //! whichever server of the context answers (`LogReader`).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
 use crate::machine::outcome::format_outcome;
-use crate::order::expiry::parse_lifetime;
+use crate::order::expiry::parse_age;
 use crate::order::outcome::decode_outcome;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order_through;
@@ -29,7 +29,7 @@ use bmdb::orders::order::OrderOutcome;
 use model::byte_size::ByteSize;
 use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use model::machine_view::MachineName;
-use model::time::Span;
+use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::logs_client::LogsClient;
 
@@ -62,9 +62,9 @@ pub struct LogsArgs {
     /// Maximum number of lines, from the end of the log
     #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINES)))]
     pub lines: u32,
-    /// Only lines newer than this, by the machine's clock: 10m, 2h
-    #[arg(long, value_name = "SPAN", value_parser = parse_lifetime)]
-    pub since: Option<Span>,
+    /// Only lines since then: a time, or a duration before now (10m), by the machine's clock
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
     /// Follow the log, for at most an hour
     #[arg(long, short, requires = "log")]
     pub follow: bool,
@@ -74,13 +74,13 @@ pub struct LogsArgs {
 }
 
 impl LogsArgs {
-    fn query(&self) -> LogQuery {
-        LogQuery {
-            log: self.log.clone().unwrap_or_default(),
-            lines: self.lines,
-            since: self.since,
-            follow: self.follow,
-        }
+    /// The request, at `now` by the clock of this host.
+    fn query(&self, now: Timestamp) -> Result<LogQuery, CliError> {
+        let since = self.since.as_deref().map(|since| parse_age("since", since, now)).transpose()?;
+        let log = self.log.clone().unwrap_or_default();
+        let query = LogQuery { log, lines: self.lines, since, follow: self.follow };
+        query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+        Ok(query)
     }
 }
 
@@ -113,8 +113,7 @@ struct LogUpdate {
 }
 
 async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
-    let query = args.query();
-    query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+    let query = args.query(Timestamp::from(SystemTime::now()))?;
     let mut client = context.client.clone();
     let give = async |service, order| {
         let request = v1::RequestLogRequest {
@@ -357,6 +356,32 @@ fn print_note(note: Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use clap::Parser as _;
+    use model::time::Span;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        logs: LogsArgs,
+    }
+
+    #[test]
+    fn lines_are_requested_since_a_time_or_for_a_duration() {
+        let now = "2026-11-20T18:00:00Z".parse().unwrap();
+        for (since, expected) in [
+            ("10m", Some(Span::minutes(10))),
+            ("2026-11-20T17:00:00Z", Some(Span::seconds(3601))),
+            ("2026-11-20T19:00:00+01:00", Some(Span::seconds(1))),
+            ("2026-11-20T19:00:00Z", None),
+            ("9999d", None),
+            ("soon", None),
+        ] {
+            let command = Command::try_parse_from(["p", "sim-1", "etcd", "--since", since]).unwrap();
+            let found = command.logs.query(now);
+            assert_eq!(found.ok().and_then(|query| query.since), expected, "{since}");
+        }
+    }
 
     #[test]
     fn log_is_unknown_if_the_machine_lists_others_alone() {

@@ -6,6 +6,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
 use crate::machine::order_targets::MachineTargets;
+use crate::one_of::one_of;
 use crate::order::confirmation::ConfirmFlag;
 use crate::order::reason::require_why_reason;
 use crate::order::wait_flags::WaitFlags;
@@ -56,7 +57,7 @@ pub struct PowerArgs {
     #[command(subcommand)]
     pub command: Option<PowerCommand>,
     /// What to do: on, off or cycle
-    #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
+    #[arg(value_name = "ACTION", required = true, value_parser = one_of(["on", "off", "cycle"]))]
     pub action: Option<String>,
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]

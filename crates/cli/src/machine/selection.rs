@@ -4,8 +4,9 @@
 //! takes an empty value: a shell makes one of a variable that is not set, and no order may reach more machines by it.
 
 use clap::Args;
-use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
+use clap::builder::NonEmptyStringValueParser;
 
+use crate::one_of::one_of;
 use model::label::LabelFilter;
 use model::phase::Phase;
 use model::selector::Selector;
@@ -31,8 +32,7 @@ pub struct MachineFilters {
     #[arg(
         long,
         value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true
+        value_parser = one_of(Phase::ALL.map(Phase::as_str))
     )]
     phase: Vec<String>,
     /// Only machines of this provider; may be given several times
@@ -64,7 +64,7 @@ impl MachineFilters {
     /// Whether retired machines are selected: by their phase, not only because nothing excludes it.
     #[must_use]
     pub fn selects_retired(&self) -> bool {
-        self.phase.iter().any(|phase| phase.eq_ignore_ascii_case(Phase::Retired.as_str()))
+        self.phase.iter().any(|phase| phase == Phase::Retired.as_str())
             || self.selector.as_ref().is_some_and(|selector| selector.names_phase(Phase::Retired))
     }
 
@@ -131,8 +131,8 @@ mod tests {
             (&[][..], ""),
             (&["-l", ""], ""),
             (&["-l", "label.row=7"], "label.row=7"),
-            (&["--selector", "label.row=7", "--phase", "ready"], "phase=ready,label.row=7"),
-            (&["-l", " , ", "--phase", "ready"], "phase=ready"),
+            (&["--selector", "label.row=7", "--phase", "ready"], "phase=Ready,label.row=7"),
+            (&["-l", " , ", "--phase", "READY"], "phase=Ready"),
             (&["--phase", "Ready", "--phase", "New"], "phase in (Ready,New)"),
             (&["--provider", "rack a"], "provider=\"rack a\""),
             (&["--location", "rack 1"], "location=\"rack 1\""),

@@ -61,7 +61,7 @@ impl BulkOrders for BulkOrdersService {
             named,
             scope: caller.scope().clone(),
             expected,
-            beyond_limits: body.override_limits,
+            beyond_limits: body.beyond_limits,
             is_admin: caller.role() >= AccessRole::Admin,
             max_examined: MAX_EXAMINED_MACHINES,
         };
