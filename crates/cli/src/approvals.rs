@@ -1,7 +1,6 @@
 //! `get approvals`, `approve`: orders that need a second admin (two-person rule).
 
 use clap::Args;
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
@@ -11,7 +10,6 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::orders::approval::ApprovalRecord;
@@ -103,12 +101,6 @@ pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Resu
         ApprovalsClient::new(service).approve(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let done = decode_outcome(response);
-    context.format_outcome(
-        json!({
-            "approval": approval, "changed": done.is_changed(), "outcome": done.kind.as_str(),
-            "message": done.message,
-        }),
-        &format!("{approval} {}", done.message),
-    )
+    let text = format!("{approval} {}", response.message);
+    context.format_outcome(&response, &text)
 }
