@@ -2,8 +2,6 @@
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use serde::Serialize;
-use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -88,10 +86,9 @@ pub struct ResumeLoop {
 }
 
 /// A control loop, over all shepherds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoopSummary {
     /// Name of the loop.
-    #[serde(rename = "loop")]
     pub name: String,
     /// Open sessions of its workers.
     pub workers: i64,
@@ -100,7 +97,7 @@ pub struct LoopSummary {
 }
 
 /// A pause of a control loop.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PauseSummary {
     /// The provider whose machines are paused; `None` pauses all.
     pub provider: Option<String>,
