@@ -62,16 +62,12 @@ pub struct CommandContext {
 impl CommandContext {
     /// Formats the outcome of an order: the response of the API as JSON, or `text` for people. A dry run is marked in
     /// both.
-    pub(crate) fn format_outcome<M: Message + Name>(
-        &self,
-        response: &M,
-        text: &str,
-    ) -> Result<String, CliError> {
+    pub fn format_outcome<M: Message + Name>(&self, response: &M, text: &str) -> Result<String, CliError> {
         self.format_document(text, || ObjectDocument::of_message(response).to_json())
     }
 
     /// Formats the outcome of a command that sent no order, as [`Self::format_outcome`] does. `answer` makes the JSON.
-    pub(crate) fn format_document(
+    pub fn format_document(
         &self,
         text: &str,
         answer: impl FnOnce() -> Result<Value, CliError>,

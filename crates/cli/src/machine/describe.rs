@@ -1,8 +1,8 @@
 //! `describe machine`: all facts, schedule and history of one machine.
 //!
 //! Facts are found by reflection and shown column by column, so that a fact of a newer schema is not hidden. Bytes
-//! that this release understands (a hardware report, host keys) are decoded, others are shown as bytes. Programs get the
-//! response of the API, in which each fact is its row.
+//! that this release understands (a hardware report, host keys) are decoded, others are shown as bytes. Programs get
+//! the response of the API, in which each fact is its row.
 
 use std::fmt::Write as _;
 

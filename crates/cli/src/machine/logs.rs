@@ -248,8 +248,8 @@ fn is_unknown(log: Option<&str>, available_logs: &[AvailableLog]) -> bool {
     log.is_some_and(|log| !available_logs.is_empty() && available_logs.iter().all(|there| there.log != log))
 }
 
-/// Runs `logs` without `--follow`: waits for the whole log and prints it. Programs get the last response of the API, with
-/// the lines of all of them.
+/// Runs `logs` without `--follow`: waits for the whole log and prints it. Programs get the last response of the API,
+/// with the lines of all of them.
 pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<String, CliError> {
     let mut reader = match request_log(context, args).await? {
         LogRequestOutcome::DryRun(order) => return format_response(context, &order),

@@ -90,8 +90,8 @@ pub(crate) async fn send_confirmed_order(
     send_order(context, reason, give).await
 }
 
-/// Formats the outcome of an order that may have to be confirmed, and in the text of a dry run also what confirms it. The
-/// JSON of the response has that already.
+/// Formats the outcome of an order that may have to be confirmed, and in the text of a dry run also what confirms it.
+/// The JSON of the response has that already.
 pub(crate) fn format_confirmed_outcome<M: Message + Name>(
     context: &CommandContext,
     response: &M,

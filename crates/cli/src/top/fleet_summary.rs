@@ -104,8 +104,8 @@ pub async fn fetch_summary(client: &FleetClient) -> Result<FleetSummary, CliErro
     Ok(build_summary(statistics, whole))
 }
 
-/// Fetches the responses of which the summary is made, each as the API sends it. Without a credential for the fleet as a
-/// whole there are only the statistics, and the reason.
+/// Fetches the responses of which the summary is made, each as the API sends it. Without a credential for the fleet as
+/// a whole there are only the statistics, and the reason.
 pub(super) async fn fetch_document(client: &FleetClient) -> Result<Value, CliError> {
     let statistics = ObjectDocument::of_message(&fetch_statistics(client).await?).to_json()?;
     let (loops, work, providers) = match fetch_details(client).await {
