@@ -30,9 +30,9 @@ use DocumentForm::{List, Object, Response};
 
 /// A command that reads: its line, in which `M` is a machine; its call and the request; what it prints of the response;
 /// and the message that this is.
-type Read = (&'static str, &'static str, &'static str, DocumentForm, &'static str);
+type ReadingCommand = (&'static str, &'static str, &'static str, DocumentForm, &'static str);
 
-const DOCUMENTS: &[Read] = &[
+const DOCUMENTS: &[ReadingCommand] = &[
     ("get machines", "Machines/List", r#"{"omitRetired": true}"#, List("machines"), "ListMachinesResponse"),
     ("get machines M", "Machines/List", r#"{"names": ["M"]}"#, Object("machines"), "Machine"),
     ("get sessions", "Sessions/List", "{}", List("sessions"), "ListSessionsResponse"),
@@ -236,13 +236,13 @@ fn check(value: &Value, schema: &Value, schemas: &Value, path: &str) -> anyhow::
 }
 
 /// The ways to read a fleet.
-struct Sources<'a> {
+struct DocumentSources<'a> {
     kim: Operator<'a>,
     key: Key,
     schemas: Value,
 }
 
-impl Sources<'_> {
+impl DocumentSources<'_> {
     /// What the command prints with the context. It is the same as with `--direct`, and as what `answer` returns. All
     /// are read again if time has passed between them.
     async fn one_document(
@@ -278,7 +278,7 @@ impl Sources<'_> {
 /// The document of each object that `get` names, and the object in the list of the API.
 async fn describe_each(
     api: &Api,
-    sources: &Sources<'_>,
+    sources: &DocumentSources<'_>,
     (kind, rpc, list, message): (ObjectKind, &str, &'static str, &str),
 ) -> anyhow::Result<()> {
     let (plural, singular) = (kind.row().plural, kind.row().singular);
@@ -346,7 +346,7 @@ async fn every_reading_command_prints_the_document_of_the_api() -> TestResult {
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let key = api.key(AccessRole::Admin, &[], None).await?;
     let described: Value = api.http.get(api.url("/openapi.json")).send().await?.json().await?;
-    let sources = Sources { kim, key, schemas: described["components"]["schemas"].clone() };
+    let sources = DocumentSources { kim, key, schemas: described["components"]["schemas"].clone() };
 
     for (line, rpc, request, form, message) in DOCUMENTS {
         let arguments: Vec<&str> =
