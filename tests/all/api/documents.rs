@@ -19,7 +19,7 @@ const MAX_DESCRIBED: usize = 3;
 /// What a command prints of the response to its call.
 #[derive(Clone, Copy)]
 enum DocumentForm {
-    /// The whole response.
+    /// The response as it is.
     Response,
     /// The whole response, with this list of all pages.
     List(&'static str),

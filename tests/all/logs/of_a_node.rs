@@ -99,7 +99,11 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     assert_eq!(service["lines"], serde_json::json!([format!("served by {}", node.id()?)]));
     // etcd writes times; all of its lines are younger than a day.
     let etcd = ask(&["etcd", "--since", "1d", "--lines", "5"]).await?;
-    assert_eq!((etcd["lines"].as_array().map(Vec::len), &etcd["note"]), (Some(5), &Value::from("")), "{etcd}");
+    assert_eq!(
+        (etcd["lines"].as_array().map(Vec::len), &etcd["note"]),
+        (Some(5), &Value::from("")),
+        "{etcd}"
+    );
     // This role server's own lines are stored only by itself.
     let own = ask(&["roleserver", "--lines", "1000"]).await?;
     let adopted = |line: &Value| {
