@@ -1,7 +1,6 @@
 //! `get approvals`, `approve`: orders that need a second admin (two-person rule).
 
 use clap::Args;
-use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -12,7 +11,6 @@ use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::orders::approval::ApprovalRecord;
@@ -125,12 +123,6 @@ pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Resu
         ApprovalsClient::new(service).approve(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let done = decode_outcome(response);
-    context.format_outcome(
-        json!({
-            "approval": approval, "changed": done.is_changed(), "outcome": done.kind.as_str(),
-            "message": done.message,
-        }),
-        &format!("{approval} {}", done.message),
-    )
+    let text = format!("{approval} {}", response.message);
+    context.format_outcome(&response, &text)
 }

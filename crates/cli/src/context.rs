@@ -10,11 +10,13 @@
 use std::ffi::OsString;
 
 use clap::ArgMatches;
+use prost::{Message, Name};
 use serde_json::Value;
 
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
 use crate::exit_code::ExitRecord;
+use crate::object::document::ObjectDocument;
 use crate::order::outcome::AffectedObjects;
 use crate::order::{dry_run, idempotency_key};
 use crate::output::{Format, Output, format_json};
@@ -58,12 +60,22 @@ pub struct CommandContext {
 }
 
 impl CommandContext {
-    /// Formats the outcome of an order: `answer` as JSON, or `text` for people. A dry run is marked in both.
-    pub fn format_outcome(&self, answer: Value, text: &str) -> Result<String, CliError> {
+    /// Formats the outcome of an order: the response of the API as JSON, or `text` for people. A dry run is marked in
+    /// both.
+    pub fn format_outcome<M: Message + Name>(&self, response: &M, text: &str) -> Result<String, CliError> {
+        self.format_document(text, || ObjectDocument::of_message(response).to_json())
+    }
+
+    /// Formats the outcome of a command that sent no order, as [`Self::format_outcome`] does. `answer` makes the JSON.
+    pub fn format_document(
+        &self,
+        text: &str,
+        answer: impl FnOnce() -> Result<Value, CliError>,
+    ) -> Result<String, CliError> {
         let fleet = self.order_flags.dry_run.then(|| self.client.describe_fleet());
         match (self.format, fleet) {
-            (Format::Json, None) => format_json(&answer),
-            (Format::Json, Some(fleet)) => format_json(&dry_run::annotate_json(&fleet, answer)),
+            (Format::Json, None) => format_json(&answer()?),
+            (Format::Json, Some(fleet)) => format_json(&dry_run::annotate_json(&fleet, answer()?)),
             (Format::Table, None) => Ok(format!("{text}\n")),
             (Format::Table, Some(fleet)) => Ok(format!("{}\n", dry_run::annotate_text(&fleet, text))),
         }

@@ -10,8 +10,9 @@
 //! 2. [`client::backend`][] chooses the API of a context, or the services in this process.
 //! 3. [`dispatch`][] calls the function of the verb with the [`context`][]: the client, the output format, and the flags
 //!    of orders. The verb does not know which of the two APIs the client calls.
-//! 4. A verb that reads fetches messages, decodes them into plain types, and pure functions turn those into a table or
-//!    JSON ([`output`][]). A verb that changes something sends an order ([`order`][]).
+//! 4. A verb that reads fetches messages. Their JSON is that of the API ([`object::document`][]). For people it decodes
+//!    them into plain types, and pure functions turn those into text ([`output`][]). A verb that changes something sends
+//!    an order ([`order`][]).
 //! 5. [`run`][] prints the result. An error goes to standard error. The exit code follows from the outcomes of the
 //!    orders, or from the error ([`exit_code`][]).
 //!

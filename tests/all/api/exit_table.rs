@@ -664,7 +664,7 @@ pub(super) const ROWS: &[Row] = &[
     read("describe token", "describe token admin's", Run("describe token nobody")),
     read("describe artefact", "describe artefact one", Run("describe artefact nothing")),
     read("describe update", "describe update u1", Run("describe update nothing")),
-    read("describe policy", "describe policy", Never("the fleet has one policy")),
+    read("describe policy", "describe policy", Run("describe policy nobody")),
     page("describe shepherd", "describe shepherd nobody"),
     page("describe session", "describe session nobody"),
     page("describe work", "describe work nobody"),

@@ -37,6 +37,7 @@ mod bundle;
 mod command_line;
 mod confirmations;
 mod crowd;
+mod documents;
 mod exit_codes;
 mod exit_table;
 mod habits;

@@ -133,14 +133,15 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     golden("once", &read_stdout(&kim.run_command(&["top"]).await?)?, &servers);
 
     let json: Value = serde_json::from_str(&read_stdout(&kim.run_command(&["top", "-o", "json"]).await?)?)?;
-    let loops = json["loops"].as_array().context("loops")?;
-    let initializer = loops.iter().find(|one| one["loop"] == "initializer").context("the initializer")?;
-    assert_eq!(
-        (&initializer["workers"], &initializer["under_way"]),
-        (&Value::from(2), &Value::from(2)),
-        "{json}"
-    );
-    assert_eq!(initializer["throughput"]["mean_seconds"], 2.0, "{json}");
+    // The responses of the API that the page is made of.
+    let loops = json["loops"]["loops"].as_array().context("loops")?;
+    let initializer = loops.iter().find(|one| one["name"] == "initializer").context("the initializer")?;
+    assert_eq!(initializer["workers"], "2", "{json}");
+    let paces = json["statistics"]["throughput"].as_array().context("throughput")?;
+    let pace = paces.iter().find(|one| one["process"] == "AgentStart").context("of the initializer")?;
+    assert_eq!(pace["meanSeconds"], 2.0, "{json}");
+    assert_eq!(json["work"]["work"].as_array().map(Vec::len), Some(3), "{json}");
+    assert!(json["providers"]["brakes"].as_array().is_some_and(|brakes| brakes.len() == 1), "{json}");
 
     let token = kim.home.path().join("pat");
     let file = token.to_str().context("text")?;
@@ -152,5 +153,8 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     known.contexts.get_mut("home").context("the context")?.token_path = token;
     known.write(&contexts)?;
     golden("of_a_provider", &read_stdout(&kim.run_command(&["top", "--once"]).await?)?, &servers);
+    let limited = kim.json(&["top"])?;
+    assert!(limited["notPermitted"].is_string() && limited["loops"].is_null(), "{limited}");
+    assert!(limited["statistics"]["counts"].is_array(), "{limited}");
     Ok(api.stop().await?)
 }

@@ -8,7 +8,6 @@
 //! When the approved order is given again, it finds its row under a lock and uses it up in the transaction that carries
 //! it out. Of two that come at once the second one waits, and then finds the order in the audit.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -31,7 +30,7 @@ const OPERATION: &str = "looking for an approval";
 pub const RPC: &str = "shepherd.fleet.v1.Approvals/Approve";
 
 /// An approval request as lists show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalRecord {
     /// Id that an admin approves it by.
     pub approval_id: Uuid,

@@ -107,5 +107,5 @@ pub(super) async fn create_cluster(
         ClustersClient::new(service).create(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

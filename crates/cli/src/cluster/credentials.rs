@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use rand::Rng as _;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -18,19 +18,20 @@ use crate::cluster::ClusterArg;
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::{describe_command, format_outcome};
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::{ObjectDocument, format_message};
 use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
 use crate::order::expiry::{encode_timestamp, parse_end};
-use crate::order::outcome::decode_outcome;
+use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::{Expiry, OrderOutcome};
+use bmdb::orders::order::Expiry;
 use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
 use model::shell_words::quote_if_needed;
@@ -135,31 +136,10 @@ async fn fetch_credentials(
     Ok(result.map_err(status_to_error)?.into_inner())
 }
 
-/// A certificate as JSON output has it.
-fn credential_json(credential: &v1::ClusterCredential) -> Result<Value, CliError> {
-    let requested_at =
-        require_timestamp(credential.requested_at, "the time when a certificate was requested")?;
-    Ok(json!({
-        "id": credential.id,
-        "holder": credential.holder,
-        "public_key": credential.public_key,
-        "state": credential.state,
-        "requested_at": requested_at,
-        "requested_by": credential.requested_by,
-        "serial": credential.serial,
-        "expires_at": credential.expires_at.and_then(decode_timestamp),
-        "rejection": credential.rejection,
-        "revoked_by": credential.revoked_by,
-        "certificate": credential.certificate,
-    }))
-}
-
 async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
     let found = fetch_credentials(client, name).await?;
     if format == Format::Json {
-        let credentials: Vec<Value> =
-            found.credentials.iter().map(credential_json).collect::<Result<_, _>>()?;
-        return format_json(&json!({ "credentials": credentials, "curators": found.curators }));
+        return format_message(&found);
     }
     if found.credentials.is_empty() {
         return Ok(format!("nobody has a certificate for {}\n", order_target(name)));
@@ -211,7 +191,7 @@ async fn revoke_credential(context: &CommandContext, args: &RevokeCredential) ->
         ClusterCredentialsClient::new(service).revoke(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    format_outcome(context, &args.name, &decode_outcome(done))
+    format_response(context, &args.name, &done)
 }
 
 /// Generates an Ed25519 key: the private key in PKCS #8, and the public key.
@@ -267,8 +247,8 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
             return Err(error);
         }
     };
-    if context.order_flags.dry_run || !done.is_changed() {
-        return format_outcome(context, &args.name, &done);
+    if context.order_flags.dry_run || !is_changed(&done) {
+        return format_response(context, &args.name, &done);
     }
     let list = async || {
         let mut found = fetch_credentials(&context.client, &args.name).await?;
@@ -294,8 +274,12 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     write_file_atomic(&authority, encode_pem("CERTIFICATE", &found.ca_certificate).as_bytes(), 0o644)?;
     if context.format == Format::Json {
         return format_json(&json!({
-            "cluster": args.name, "changed": true, "outcome": done.kind.as_str(), "credential": credential_json(&credential)?, "key": file("key"),
-            "certificate": file("crt"), "authority": authority, "curators": found.curators,
+            "order": ObjectDocument::of_message(&done).to_json()?,
+            "credential": ObjectDocument::of_message(&credential).to_json()?,
+            "curators": found.curators,
+            "keyFile": file("key"),
+            "certificateFile": file("crt"),
+            "authorityFile": authority,
         }));
     }
     let end = credential.expires_at.and_then(decode_timestamp).map(absolute_time).unwrap_or_default();
@@ -318,7 +302,7 @@ async fn request_credential(
     args: &IssueCredential,
     until: Option<Expiry>,
     (holder, public_key): (&str, &str),
-) -> Result<OrderOutcome, CliError> {
+) -> Result<v1::OrderResponse, CliError> {
     let expiry = until.map(|until| match until {
         Expiry::After(span) => v1::issue_cluster_credential_request::Expiry::Lifetime(span.to_string()),
         Expiry::At(moment) => {
@@ -335,8 +319,7 @@ async fn request_credential(
         };
         ClusterCredentialsClient::new(service).issue(request).await
     };
-    let done = send_order(context, &args.reason, give).await?;
-    Ok(decode_outcome(done))
+    send_order(context, &args.reason, give).await
 }
 
 #[cfg(test)]

@@ -22,19 +22,20 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::{describe_command, format_outcome};
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::ObjectDocument;
 use crate::one_of::one_of;
 use crate::order::expiry::{encode_timestamp, parse_end};
-use crate::order::outcome::decode_outcome;
+use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::yaml::format_document;
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::{Expiry, OrderOutcome};
+use bmdb::orders::order::Expiry;
 use model::cluster::kubernetes_user::{KubernetesAccess, SPKI_PREFIX, check_lifetime};
 use model::humanize::absolute_time;
 use proto::fleet::v1;
@@ -96,8 +97,8 @@ pub(super) async fn create_kubeconfig(
         keep_pending_key(pending.as_deref(), &secret, message)?;
     }
     let done = requested?;
-    if context.order_flags.dry_run || !done.is_changed() {
-        return format_outcome(context, &args.name, &done);
+    if context.order_flags.dry_run || !is_changed(&done) {
+        return format_response(context, &args.name, &done);
     }
     let list = async || Ok::<_, CliError>((fetch_users(&context.client, &args.name).await?, ()));
     let name = &args.name;
@@ -122,8 +123,9 @@ pub(super) async fn create_kubeconfig(
     write_file_atomic(file, text.as_bytes(), 0o600)?;
     match context.format {
         Format::Json => format_json(&json!({
-            "cluster": args.name, "changed": true, "file": file, "holder": holder, "access": signed.access,
-            "expires_at": expires_at, "api_servers": signed.api_servers,
+            "order": ObjectDocument::of_message(&done).to_json()?,
+            "user": ObjectDocument::of_message(&signed).to_json()?,
+            "file": file,
         })),
         Format::Table => Ok(format!(
             "{holder} reaches the API servers of {} as {}, until {end}, with:\n  kubectl --kubeconfig {} get nodes\n",
@@ -197,7 +199,7 @@ async fn request_user(
     args: &KubeconfigArgs,
     until: Option<Expiry>,
     (holder, public_key): (&str, &str),
-) -> Result<OrderOutcome, CliError> {
+) -> Result<v1::OrderResponse, CliError> {
     let expiry = until.map(|until| match until {
         Expiry::After(span) => v1::issue_cluster_kubernetes_user_request::Expiry::Lifetime(span.to_string()),
         Expiry::At(moment) => {
@@ -215,8 +217,7 @@ async fn request_user(
         };
         ClusterKubernetesClient::new(service).issue_user(request).await
     };
-    let done = send_order(context, &args.reason, give).await?;
-    Ok(decode_outcome(done))
+    send_order(context, &args.reason, give).await
 }
 
 /// Renders the kubeconfig. Each API server is a cluster and a context, and the first one is the current context.

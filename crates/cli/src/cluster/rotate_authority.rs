@@ -7,16 +7,14 @@ use clap::Args;
 use tokio::time::sleep;
 
 use crate::cluster::fetch::fetch_clusters;
-use crate::cluster::outcome::{describe_command, format_outcome, format_response};
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::print_stderr;
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
 use model::cluster::authority_rotation::RotationKind;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
@@ -87,14 +85,14 @@ pub(super) async fn rotate_cluster_authority(
     };
     let response = send_order(context, &args.reason, give).await?;
     if !args.wait || context.order_flags.dry_run {
-        return format_response(context, &args.name, response);
+        return format_response(context, &args.name, &response);
     }
     let message = context.target_flags.qualify(&response.message);
     print_stderr(&format!("shepherdctl: {} {message}", order_target(&args.name)));
     wait_until_replaced(context, &args.name).await?;
     let message = "has a new authority, and rejects the former one".to_owned();
-    let done = OrderOutcome { message, ..decode_outcome(response) };
-    format_outcome(context, &args.name, &done)
+    let response = v1::OrderResponse { message, ..response };
+    format_response(context, &args.name, &response)
 }
 
 /// Waits until no replacement is ordered or under way, and reports each change.

@@ -9,24 +9,24 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::client::decode::decode_machine_name;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use crate::machine::selection::MachineFilters;
+use crate::object::document::format_message;
 use crate::order::confirmation::{
     RequiredConfirmation, check_answer, format_confirmed_outcome, is_interactive, read_answer,
 };
 use crate::order::expiry::encode_timestamp;
 use crate::order::idempotency_key::{command_with_flags, stdin_note};
-use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
+use crate::order::outcome::{OrderReply as _, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::{preview_order, send_order};
-use crate::output::{Format, format_json, print_stderr};
+use crate::output::{Format, print_stderr};
 use bmdb::orders::machine_order::MachineOrder;
-use bmdb::orders::order::Expiry;
+use bmdb::orders::order::{Expiry, OrderOutcome, OutcomeKind};
 use model::machine_view::MachineName;
 use model::order_limits::format_machine_count;
 use model::order_rules::{ConfirmationKind, may_need_confirmation};
@@ -77,18 +77,10 @@ pub(crate) struct BulkOrderRequest<'a> {
 }
 
 /// Outcome of a bulk order on one machine.
-#[derive(Serialize)]
 struct BulkOutcome {
-    #[serde(flatten)]
     name: MachineName,
-    #[serde(flatten)]
-    outcome: OutcomeFields,
+    outcome: OrderOutcome,
     rejected: bool,
-}
-
-#[derive(Serialize)]
-struct BulkOutput {
-    machines: Vec<BulkOutcome>,
 }
 
 /// What a bulk order would do.
@@ -103,6 +95,8 @@ struct BulkPreview {
     confirmation: Option<v1::OrderConfirmation>,
     /// The exit code that the order would have.
     exit: ExitCode,
+    /// The response to the dry run, as programs get it.
+    response: v1::SubmitBulkOrderResponse,
 }
 
 /// Gives one order for many machines.
@@ -133,14 +127,15 @@ pub(crate) async fn give_bulk_order(
         }
         Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX))
     };
-    let lines = send_bulk_order(context, request, expected).await?;
+    let response = send_bulk_order(context, request, expected).await?;
+    let lines = decode_bulk_outcomes(response.outcomes.clone())?;
     require_machines(&lines)?;
     if context.format == Format::Json {
-        return format_json(&BulkOutput { machines: lines });
+        return format_message(&response);
     }
     let mut text = String::new();
     for line in &lines {
-        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message());
+        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message);
     }
     let refused = lines.iter().filter(|line| line.rejected).count();
     let changed = lines.iter().filter(|line| line.outcome.is_changed()).count();
@@ -166,13 +161,8 @@ fn require_machines(outcomes: &[BulkOutcome]) -> Result<(), CliError> {
 
 /// Output of a dry run: the machines with their outcomes, and whether the order would be accepted.
 fn render_dry_run(context: &CommandContext, preview: &BulkPreview) -> Result<String, CliError> {
-    let answer = serde_json::json!({
-        "machines": preview.outcomes,
-        "rejection": preview.rejection,
-        "undecided_reason": preview.undecided_reason,
-    });
     let text = describe_preview(preview);
-    let outcome = format_confirmed_outcome(context, answer, &text, preview.confirmation.as_ref())?;
+    let outcome = format_confirmed_outcome(context, &preview.response, &text, preview.confirmation.as_ref())?;
     if context.format == Format::Json {
         return Ok(outcome);
     }
@@ -189,13 +179,14 @@ fn preview_lines(preview: &BulkPreview) -> Vec<String> {
     let is_decided = preview.rejection.is_none() && preview.undecided_reason.is_none();
     let line = |one: &BulkOutcome| {
         let name = one.name.short_name();
-        if is_decided && !one.outcome.has_effect() {
-            format!("{name} {}", one.outcome.message())
-        } else {
-            name
-        }
+        if is_decided && !has_effect(one) { format!("{name} {}", one.outcome.message) } else { name }
     };
     preview.outcomes.iter().map(line).collect()
+}
+
+/// Whether what was requested would hold afterwards.
+fn has_effect(one: &BulkOutcome) -> bool {
+    one.outcome.kind != OutcomeKind::NoEffect
 }
 
 /// Whether the order would be given, and on how many machines without effect, as a sentence.
@@ -212,7 +203,7 @@ fn describe_preview(preview: &BulkPreview) -> String {
         return text;
     }
     let refused = outcomes.iter().filter(|one| one.rejected).count();
-    let without_effect = outcomes.iter().filter(|one| !one.rejected && !one.outcome.has_effect()).count();
+    let without_effect = outcomes.iter().filter(|one| !one.rejected && !has_effect(one)).count();
     if refused > 0 {
         let _ = write!(text, ", and refused on {}", format_machine_count(refused));
     }
@@ -236,11 +227,12 @@ async fn preview_bulk_order(
     let exit = response.exit_code();
     check_named_count(request.names.len(), response.outcomes.len())?;
     Ok(BulkPreview {
-        outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
-        rejection: response.rejection,
-        undecided_reason: response.undecided_reason,
-        confirmation: response.confirmation,
+        outcomes: decode_bulk_outcomes(response.outcomes.clone())?,
+        rejection: response.rejection.clone(),
+        undecided_reason: response.undecided_reason.clone(),
+        confirmation: response.confirmation.clone(),
         exit,
+        response,
     })
 }
 
@@ -261,17 +253,20 @@ async fn send_bulk_order(
     context: &CommandContext,
     request: &BulkOrderRequest<'_>,
     expected: Option<u32>,
-) -> Result<Vec<BulkOutcome>, CliError> {
+) -> Result<v1::SubmitBulkOrderResponse, CliError> {
     let give = async |service, order| {
         BulkOrdersClient::new(service).submit(bulk_request(request, order, expected)).await
     };
-    let response = send_order(context, reason_or_placeholder(request.reason), give).await?;
-    response.outcomes.into_iter().map(decode_bulk_outcome).collect()
+    send_order(context, reason_or_placeholder(request.reason), give).await
+}
+
+fn decode_bulk_outcomes(outcomes: Vec<v1::MachineOrderOutcome>) -> Result<Vec<BulkOutcome>, CliError> {
+    outcomes.into_iter().map(decode_bulk_outcome).collect()
 }
 
 fn decode_bulk_outcome(one: v1::MachineOrderOutcome) -> Result<BulkOutcome, CliError> {
     let done = decode_machine_outcome(one.outcome, one.changed, one.message);
-    Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done.into(), rejected: one.rejected })
+    Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done, rejected: one.rejected })
 }
 
 fn bulk_request(
@@ -377,13 +372,12 @@ fn confirm_machine_count(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bmdb::orders::order::{OrderOutcome, OutcomeKind};
 
     fn outcome(name: &str, kind: OutcomeKind, rejected: bool) -> BulkOutcome {
         let machine = uuid::Uuid::from_u128(1);
         let (provider, provider_id) = (Some("rack".to_owned()), Some(name.to_owned()));
-        let done = OrderOutcome { kind, message: format!("is {name}") };
-        BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome: done.into(), rejected }
+        let outcome = OrderOutcome { kind, message: format!("is {name}") };
+        BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome, rejected }
     }
 
     fn preview(outcomes: Vec<BulkOutcome>) -> BulkPreview {
@@ -393,6 +387,7 @@ mod tests {
             undecided_reason: None,
             confirmation: None,
             exit: ExitCode::Refused,
+            response: v1::SubmitBulkOrderResponse::default(),
         }
     }
 

@@ -8,7 +8,6 @@
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 use uuid::Uuid;
@@ -18,14 +17,13 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::machine::outcome::format_outcome;
+use crate::machine::outcome::format_response;
+use crate::object::document::{ObjectDocument, format_message};
 use crate::order::expiry::parse_age;
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order_through;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
-use bmdb::orders::order::OrderOutcome;
+use crate::output::{Format, Output, print_chunk, print_stderr};
 use model::byte_size::ByteSize;
 use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use model::machine_view::MachineName;
@@ -87,7 +85,7 @@ impl LogsArgs {
 /// Outcome of a log request.
 enum LogRequestOutcome {
     /// It was a dry run, so there is nothing to read.
-    DryRun(MachineName, OrderOutcome),
+    DryRun(Box<v1::OrderResponse>),
     /// The request was accepted; the reader returns the log.
     Accepted(Box<LogReader>),
 }
@@ -110,6 +108,8 @@ struct LogUpdate {
     lines: Vec<String>,
     available_logs: Vec<AvailableLog>,
     note: Option<String>,
+    /// The response of the API, as programs get it.
+    response: v1::ReadLogResponse,
 }
 
 async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
@@ -133,7 +133,7 @@ async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogReq
     let request: Option<Uuid> = response.request_id.parse().ok();
     let now = Instant::now();
     Ok(match request.filter(|_| !context.order_flags.dry_run) {
-        None => LogRequestOutcome::DryRun(name, decode_outcome(order)),
+        None => LogRequestOutcome::DryRun(Box::new(order)),
         Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
             client,
             name,
@@ -199,7 +199,7 @@ impl LogReader {
 
     fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
         self.parts_read = response.parts_read;
-        let why = Some(response.message).filter(|text| !text.is_empty());
+        let why = Some(response.message.clone()).filter(|text| !text.is_empty());
         let state = match response.state.as_str() {
             "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
             "receiving" => LogRequestState::Receiving,
@@ -212,13 +212,14 @@ impl LogReader {
         };
         Ok(LogUpdate {
             state,
-            lines: response.lines,
+            lines: response.lines.clone(),
             available_logs: response
                 .available_logs
-                .into_iter()
-                .map(|log| AvailableLog { log: log.log, bytes: log.bytes })
+                .iter()
+                .map(|log| AvailableLog { log: log.log.clone(), bytes: log.bytes })
                 .collect(),
-            note: Some(response.note).filter(|note| !note.is_empty()),
+            note: Some(response.note.clone()).filter(|note| !note.is_empty()),
+            response,
         })
     }
 
@@ -246,10 +247,11 @@ fn is_unknown(log: Option<&str>, available_logs: &[AvailableLog]) -> bool {
     log.is_some_and(|log| !available_logs.is_empty() && available_logs.iter().all(|there| there.log != log))
 }
 
-/// Runs `logs` without `--follow`: waits for the whole log and prints it.
+/// Runs `logs` without `--follow`: waits for the whole log and prints it. Programs get the last response of the API,
+/// with the lines of all of them.
 pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<String, CliError> {
     let mut reader = match request_log(context, args).await? {
-        LogRequestOutcome::DryRun(name, done) => return format_outcome(context, name, done),
+        LogRequestOutcome::DryRun(order) => return format_response(context, &order),
         LogRequestOutcome::Accepted(reader) => reader,
     };
     let (mut lines, mut last) = (Vec::new(), None);
@@ -269,15 +271,14 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
         }
         return Err(reader.failure(args.log.as_deref(), &text, &came.available_logs));
     }
-    let named = &reader.name;
-    match (&args.log, context.format) {
-        (None, Format::Json) => format_json(&json!({
-            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.available_logs,
-        })),
-        (None, Format::Table) if came.available_logs.is_empty() => {
-            Ok(format!("{} has no log yet\n", named.short_name()))
+    if context.format == Format::Json {
+        return format_message(&v1::ReadLogResponse { lines, ..came.response });
+    }
+    match &args.log {
+        None if came.available_logs.is_empty() => {
+            Ok(format!("{} has no log yet\n", reader.name.short_name()))
         }
-        (None, Format::Table) => {
+        None => {
             let rows: Vec<_> = came
                 .available_logs
                 .iter()
@@ -285,27 +286,23 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
                 .collect();
             Ok(format_table(&["LOG", "SIZE"], &rows, terminal_width()))
         }
-        (Some(log), Format::Json) => format_json(&json!({
-            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "log": log,
-            "lines": lines, "note": came.note,
-        })),
-        (Some(_), Format::Table) => {
+        Some(_) => {
             print_note(came.note.as_deref());
             Ok(join_lines(&lines))
         }
     }
 }
 
-/// Runs `logs M LOG --follow`: prints lines as they arrive.
+/// Runs `logs M LOG --follow`: prints lines as they arrive, or each response with lines as the API sends it.
 pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Output) -> Result<(), CliError> {
-    if matches!(output, Output::Yaml | Output::CustomColumns(_)) {
+    if matches!(output, Output::CustomColumns(_)) {
         return Err(CliError::Invalid(
-            "--follow cannot print YAML or columns, because the output has no end; use -o json".to_owned(),
+            "--follow cannot print columns, because the output has no end; use -o json".to_owned(),
         ));
     }
     let mut reader = match request_log(context, args).await? {
-        LogRequestOutcome::DryRun(name, done) => {
-            print_chunk(&format_outcome(context, name, done)?)?;
+        LogRequestOutcome::DryRun(order) => {
+            print_chunk(&output.convert(format_response(context, &order)?)?)?;
             return Ok(());
         }
         LogRequestOutcome::Accepted(reader) => reader,
@@ -317,16 +314,9 @@ pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Outp
             noted = true;
             print_note(came.note.as_deref());
         }
-        let object = |line: &String| json!({ "line": line });
-        let shown = match (output, output.format()) {
-            (_, Format::Table) => join_lines(&came.lines),
-            (Output::JsonPath(template), _) => {
-                came.lines.iter().map(|line| template.render(&object(line))).collect()
-            }
-            _ => {
-                let objects: Vec<String> = came.lines.iter().map(|line| object(line).to_string()).collect();
-                join_lines(&objects)
-            }
+        let shown = match output.format() {
+            Format::Table => join_lines(&came.lines),
+            Format::Json => output.format_line(&ObjectDocument::of_message(&came.response).to_json()?)?,
         };
         // Standard output is closed, so stop.
         if !print_chunk(&shown)? {

@@ -179,5 +179,5 @@ async fn waive_stage(context: &CommandContext, arguments: &WaiveStage) -> Result
         }
     }
     let give = async |service: ApiChannel, order: v1::Order| give(service, order, words.clone()).await;
-    format_response(context, send_order(context, reason, give).await?)
+    format_response(context, &send_order(context, reason, give).await?)
 }

@@ -10,8 +10,9 @@ use crate::client::decode::{
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::selection::MachineArg;
+use crate::object::document::format_message;
+use crate::output::Format;
 use crate::output::table::terminal_width;
-use crate::output::{Format, format_json};
 use model::why::recent::{PowerSwitch, RecentRecovery};
 use model::why::render::{ExplanationDetail, render_explanation};
 use model::why::{Advice, Deadline, Explanation, NextWork, ProcessFailure};
@@ -43,10 +44,11 @@ pub async fn show_explanation(
 ) -> Result<String, CliError> {
     let request = WhyRequest { machine: args.machine.machine.clone() };
     let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
-    let why = decode_explanation(response.into_inner())?;
+    let response = response.into_inner();
     match format {
-        Format::Json => format_json(&why),
+        Format::Json => format_message(&response),
         Format::Table => {
+            let why = decode_explanation(response)?;
             let detail = if args.verbose { ExplanationDetail::Full } else { ExplanationDetail::Short };
             Ok(render_explanation(&why, terminal_width(), detail))
         }

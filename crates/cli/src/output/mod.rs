@@ -143,10 +143,10 @@ impl Output {
     }
 }
 
-/// The objects of a document: those in its only list of objects, or the document itself. A document about a machine is
-/// such an object, whatever it lists.
+/// The objects of a document: those in its only list of objects, or the document itself. A document with a name is such
+/// an object, and its lists are parts of it.
 fn objects_of(document: &Value) -> Vec<&Value> {
-    if machine_name_of(document).is_some() {
+    if document.get("name").is_some_and(|name| !name.is_null()) {
         return vec![document];
     }
     let fields = document.as_object().into_iter().flat_map(serde_json::Map::values);
@@ -157,15 +157,11 @@ fn objects_of(document: &Value) -> Vec<&Value> {
     }
 }
 
-/// The name of the machine that a document is about, as commands accept it. A response of the API has the names in a
-/// message of their own.
+/// The name of the machine that a document is about, as commands accept it.
 fn machine_name_of(document: &Value) -> Option<String> {
-    let (names, id) = match document.get("name") {
-        Some(names @ Value::Object(_)) => (names, "providerId"),
-        _ => (document, "provider_id"),
-    };
+    let names = document.get("name")?;
     let field = |name: &str| names.get(name).and_then(Value::as_str);
-    match (field("provider"), field(id), field("machine")) {
+    match (field("provider"), field("providerId"), field("machine")) {
         (Some(provider), Some(id), _) => Some(format!("{provider}/{id}")),
         (_, _, machine) => machine.map(str::to_owned),
     }
@@ -363,18 +359,21 @@ mod tests {
 
     #[test]
     fn rendered_json_is_converted() {
-        let rendered =
-            || json!({ "machine": "u", "provider": "sim", "provider_id": "7", "waits": [{}] }).to_string();
-        for (output, expected) in [
-            ("name", "sim/7\n"),
-            ("jsonpath={.provider}", "sim"),
-            ("custom-columns=ID:.provider_id", "ID\n7\n"),
-        ] {
-            assert_eq!(Output::parse(output).unwrap().convert(rendered()).unwrap(), expected);
-        }
         let response =
             json!({ "name": { "machine": "u", "provider": "sim", "providerId": "7" }, "events": [{}] });
-        assert_eq!(Output::Name.convert_json(&response).unwrap(), "sim/7\n");
+        for (output, expected) in [
+            ("name", "sim/7\n"),
+            ("jsonpath={.name.provider}", "sim"),
+            ("custom-columns=ID:.name.providerId", "ID\n7\n"),
+        ] {
+            assert_eq!(Output::parse(output).unwrap().convert(response.to_string()).unwrap(), expected);
+        }
+        let unlisted = json!({ "name": { "machine": "u" } });
+        assert_eq!(Output::Name.convert_json(&unlisted).unwrap(), "u\n");
+        // The response to an order about no machine has no name.
+        let order = json!({ "name": null, "outcomes": [{ "changed": true }] });
+        let changed = Output::parse("custom-columns=CHANGED:.changed").unwrap();
+        assert_eq!(changed.convert_json(&order).unwrap(), "CHANGED\ntrue\n");
         let list = json!({ "rows": [{ "at": 1 }, { "at": 2 }], "notes": ["n"] });
         let columns = Output::parse("custom-columns=AT:.at").unwrap();
         assert_eq!(columns.convert_json(&list).unwrap(), "AT\n1\n2\n");

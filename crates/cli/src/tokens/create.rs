@@ -14,11 +14,12 @@ use secrecy::SecretString;
 use crate::client::contexts::check_token_writable;
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::format_message;
 use crate::one_of::one_of;
 use crate::order::expiry::{check_credential_lifetime, encode_timestamp, parse_end};
 use crate::order::retry::send_order_through;
-use crate::output::print_stderr;
-use crate::tokens::delivery::deliver_token;
+use crate::output::{Format, print_stderr};
+use crate::tokens::delivery::{deliver_token, store_token};
 use crate::tokens::revoke::revoke_credential;
 use bmdb::orders::order::{Expiry, request_digest};
 use model::access::AccessRole;
@@ -69,17 +70,22 @@ pub async fn create_token(context: &CommandContext, arguments: &CreateToken) -> 
         check_token_writable(file)?;
     }
     let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
-    let (id, token) = create_credential(context, arguments, until, fingerprint).await?;
-    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), context.format)
+    let (id, token, response) = create_credential(context, arguments, until, fingerprint).await?;
+    let file = arguments.output_file.as_deref();
+    if context.format == Format::Table {
+        return deliver_token(&id, token.as_ref(), file, context.format);
+    }
+    let token = store_token(&id, token.as_ref(), file)?.unwrap_or_default().to_owned();
+    format_message(&v1::CreateCredentialResponse { token, ..response })
 }
 
-/// Creates the credential, and returns its id, and its token if it has one.
+/// Creates the credential, and returns its id, its token if it has one, and the response of the API.
 async fn create_credential(
     context: &CommandContext,
     arguments: &CreateToken,
     until: Option<Expiry>,
     fingerprint: Option<[u8; 32]>,
-) -> Result<(String, Option<SecretString>), CliError> {
+) -> Result<(String, Option<SecretString>, v1::CreateCredentialResponse), CliError> {
     let mut client = context.client.clone();
     let flags = &context.order_flags;
     let expiry = until.map(|until| match until {
@@ -99,8 +105,8 @@ async fn create_credential(
             CredentialsClient::new(service).create(request).await
         };
         let made = send_order_through(&mut client, context, &arguments.reason, give).await?;
-        let lost = match create_outcome(made, fingerprint.is_some()) {
-            CreateOutcome::Created(id, token) => return Ok((id, token)),
+        let lost = match create_outcome(made.clone(), fingerprint.is_some()) {
+            CreateOutcome::Created(id, token) => return Ok((id, token, made)),
             CreateOutcome::Rejected(text) => return Err(CliError::Failed(text)),
             // A repetition with the same key would get the same response.
             CreateOutcome::TokenLost(id) if flags.idempotency_key.is_some() => {

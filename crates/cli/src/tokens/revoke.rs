@@ -6,9 +6,7 @@ use crate::client::fleet_client::FleetClient;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::resolve::{NameSpace, parse_name, resolve_id, whole_id};
-use crate::order::outcome::decode_outcome;
 use crate::order::retry::send_order_through;
-use crate::output::{Format, format_json};
 use crate::tokens::get::fetch_token_names;
 use proto::fleet::v1;
 use proto::fleet::v1::credentials_client::CredentialsClient;
@@ -33,13 +31,7 @@ pub struct RevokeToken {
 pub async fn revoke_token(context: &CommandContext, arguments: &RevokeToken) -> Result<String, CliError> {
     let id = resolve_credential(&context.client, &arguments.credential).await?;
     let done = revoke_credential(&mut context.client.clone(), context, &id, &arguments.reason).await?;
-    let done = decode_outcome(done);
-    match context.format {
-        Format::Json => format_json(&serde_json::json!({
-            "credential": id, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
-        })),
-        Format::Table => Ok(format!("{id} {}\n", done.message)),
-    }
+    context.format_outcome(&done, &format!("{id} {}", done.message))
 }
 
 async fn resolve_credential(client: &FleetClient, text: &str) -> Result<String, CliError> {

@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::output::table::terminal_width;
 use crate::output::{Format, Output, format_json};
 use crate::target_flags::TargetFlags;
-use crate::top::fleet_summary::fetch_summary;
+use crate::top::fleet_summary::{fetch_document, fetch_summary};
 use model::time::Span;
 
 pub mod draw;
@@ -29,7 +29,7 @@ pub(crate) const TOP_EXAMPLES: &str = "\
 Examples:
   shepherdctl top
   shepherdctl top --interval 10s
-  shepherdctl top --once -o json | jq '.phases[] | select(.over_deadline > 0)'";
+  shepherdctl top -o json | jq '.statistics.sample.phases[] | select(.pastDeadline != \"0\")'";
 
 /// Arguments of `top`, which shows the fleet on one page.
 #[derive(Debug, Args)]
@@ -65,11 +65,10 @@ pub async fn run_interactive(
     screen::run_screen(client.clone(), args.interval.0, target_flags.clone()).await
 }
 
-/// Prints the page once, as text or JSON.
+/// Prints the page once, as text, or the responses of the API that it is made of, as JSON.
 pub async fn render_once(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let view = fetch_summary(client).await?;
     match format {
-        Format::Table => Ok(page::render_text(&view, terminal_width())),
-        Format::Json => format_json(&view),
+        Format::Table => Ok(page::render_text(&fetch_summary(client).await?, terminal_width())),
+        Format::Json => format_json(&fetch_document(client).await?),
     }
 }

@@ -131,7 +131,7 @@ async fn set_kubernetes(context: &CommandContext, args: &SetKubernetes) -> Resul
         ClusterKubernetesClient::new(service).set(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
 
 async fn remove_kubernetes(context: &CommandContext, args: &RemoveKubernetes) -> Result<String, CliError> {
@@ -153,5 +153,5 @@ async fn rotate_keys(context: &CommandContext, args: &RotateKubernetes) -> Resul
         ClusterKubernetesClient::new(service).rotate(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
