@@ -41,9 +41,7 @@ pub async fn show_explanation(
     args: &WhyArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    let request = WhyRequest { machine: args.machine.machine.clone() };
-    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
-    let why = decode_explanation(response.into_inner())?;
+    let why = fetch_explanation(client, &args.machine.machine).await?;
     match format {
         Format::Json => format_json(&why),
         Format::Table => {
@@ -51,6 +49,13 @@ pub async fn show_explanation(
             Ok(render_explanation(&why, terminal_width(), detail))
         }
     }
+}
+
+/// Fetches the explanation of a machine's state. `machine` is any name that the API resolves.
+pub(crate) async fn fetch_explanation(client: &FleetClient, machine: &str) -> Result<Explanation, CliError> {
+    let request = WhyRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
+    decode_explanation(response.into_inner())
 }
 
 /// Decodes the explanation of a machine's state.
