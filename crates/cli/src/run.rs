@@ -222,7 +222,7 @@ async fn run_with_context(
     if let FleetCommand::Top(args) = command
         && is_interactive(args, &cli.output)
     {
-        return run_interactive(&context.client, args).await.map(|()| String::new());
+        return run_interactive(context, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
     let answer = if prints_messages(command) && context.format == Format::Table {

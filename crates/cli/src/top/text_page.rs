@@ -1,0 +1,52 @@
+//! Pages of text: the keys, and why a machine is as it is. Each is lines that fit a width.
+
+use crate::output::zone::current_zone;
+use crate::target_flags::TargetFlags;
+use model::text_layout::{fit_text, format_labelled};
+use model::why::Explanation;
+use model::why::render::{ExplanationDetail, render_explanation};
+
+/// The keys, each with what it does. [`crate::top::state::next_state`] is what does it.
+const KEYS: [(&str, &str); 16] = [
+    ("tab, 1 2 3", "the next page; overview, machines, clusters"),
+    ("up, down, k, j", "select the row before or after"),
+    ("page up, page down", "select a row that is a screen away"),
+    ("home, end, g, G", "select the first or the last row"),
+    ("enter", "on machines: why the selected machine is as it is"),
+    ("", "on clusters: the machines of the selected cluster"),
+    ("", "on the overview: the machines"),
+    ("esc", "back; on machines, first drop the filter"),
+    ("/", "filter machines by a selector, such as phase=Silent,location=ams*"),
+    ("s", "sort the rows of this page by the next column"),
+    ("S", "reverse the order"),
+    ("n, p", "the next or the previous page of machines"),
+    ("space, r", "read again at once"),
+    ("?", "this list of keys"),
+    ("q", "quit"),
+    ("ctrl-c", "quit, with exit code 130"),
+];
+
+/// The list of keys.
+#[must_use]
+pub fn help_lines(width: usize) -> Vec<String> {
+    let keys: Vec<(String, String)> =
+        KEYS.iter().map(|(key, meaning)| ((*key).to_owned(), (*meaning).to_owned())).collect();
+    let title = "Keys. This page gives no orders; the commands that `why` prints do.\n\n";
+    to_lines(&format!("{title}{}", format_labelled(2, &keys, Some(width))), width)
+}
+
+/// What `why` prints about a machine. Commands in it have the flags that name the fleet.
+#[must_use]
+pub fn explanation_lines(why: &Explanation, flags: &TargetFlags, width: usize) -> Vec<String> {
+    to_lines(&flags.qualify(&render_explanation(why, Some(width), ExplanationDetail::Short)), width)
+}
+
+/// A sentence.
+#[must_use]
+pub fn sentence_lines(sentence: &str, width: usize) -> Vec<String> {
+    to_lines(sentence, width)
+}
+
+fn to_lines(text: &str, width: usize) -> Vec<String> {
+    fit_text(&current_zone().localize(text), Some(width)).lines().map(str::to_owned).collect()
+}
