@@ -402,7 +402,7 @@ mod tests {
 
     fn list(names: &[&str], next_token: &str) -> Content {
         let row = |(place, name): (usize, &&str)| TopRow {
-            name: format!("sim/{name}"),
+            name: (*name).to_owned(),
             cells: vec![(*name).to_owned(), "Ready".to_owned(), format!("{}m", names.len() - place)],
         };
         Content::List(TopList {
@@ -420,8 +420,10 @@ mod tests {
     fn data(request: &ReadRequest) -> TopData {
         let mut data = TopData::default();
         let content = match request {
-            ReadRequest::Machines { page_token, .. } if page_token.is_empty() => list(&["a", "b", "c"], "t1"),
-            ReadRequest::Machines { .. } => list(&["d", "e"], ""),
+            ReadRequest::Machines { page_token, .. } if page_token.is_empty() => {
+                list(&["sim/a", "sim/b", "sim/c"], "t1")
+            }
+            ReadRequest::Machines { .. } => list(&["sim/d", "sim/e"], ""),
             ReadRequest::Clusters => list(&["ams", "prod 2"], ""),
             ReadRequest::Overview | ReadRequest::Why { .. } => Content::Overview,
         };
@@ -481,7 +483,7 @@ mod tests {
             ("2k", "sim/a"),
             ("2G", "sim/c"),
             ("2Gg", "sim/a"),
-            ("3j", "sim/prod 2"),
+            ("3j", "prod 2"),
             // By name, by phase, by time.
             ("2sss", "sim/c"),
             ("2S", "sim/c"),
@@ -499,10 +501,10 @@ mod tests {
     fn selection_follows_the_object_and_then_its_place() {
         let state = after(&typed("2j"));
         for (rows, expected) in [
-            (&["0", "a", "b", "c"][..], "sim/b"),
-            (&["b"], "sim/b"),
-            (&["a", "c"], "sim/c"),
-            (&["a"], "sim/a"),
+            (&["sim/0", "sim/a", "sim/b", "sim/c"][..], "sim/b"),
+            (&["sim/b"], "sim/b"),
+            (&["sim/a", "sim/c"], "sim/c"),
+            (&["sim/a"], "sim/a"),
         ] {
             let Content::List(list) = list(rows, "") else { unreachable!("it is a list") };
             let rows = list.ordered_rows(None);
@@ -517,7 +519,7 @@ mod tests {
         assert_eq!(state.request(), ReadRequest::Why { machine: "sim/b".to_owned() });
         let back = next_state(state, Key::Escape, &TopData::default());
         assert_eq!((back.request(), selected(&back).as_str()), (machines("", ""), "sim/b"));
-        for (keys, expected) in [("3\n", "cluster=sim/ams"), ("3j\n", "cluster=\"sim/prod 2\"")] {
+        for (keys, expected) in [("3\n", "cluster=ams"), ("3j\n", "cluster=\"prod 2\"")] {
             let state = after(&typed(keys));
             assert_eq!(state.request(), machines(expected, ""), "{keys}");
             assert!(state.selector.parse::<Selector>().is_ok());
@@ -579,7 +581,7 @@ mod tests {
             (&[Key::End, Key::PageUp], lines - 10),
             (&[Key::End, Key::Home], 0),
         ] {
-            let state = after(&[&[small, Key::Char('?')], keys].concat());
+            let state = after(&[&[small, Key::Char('?')][..], keys].concat());
             assert_eq!(state.scroll, expected, "{keys:?}");
         }
         for close in [Key::Char('?'), Key::Escape, Key::Enter] {
