@@ -255,7 +255,7 @@ The objects are selected once. If the time is over, or one of them cannot meet t
 standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
     )]
     Wait(WaitArgs),
-    /// Show the fleet on a page that is redrawn: overview, machines, clusters, and why a machine is as it is
+    /// Show the fleet on one page: overview, machines, clusters, and why a machine is as it is
     #[command(
         after_help = TOP_EXAMPLES,
         long_about = "\

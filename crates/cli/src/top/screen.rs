@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::style::force_color_output;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
@@ -92,6 +93,8 @@ pub async fn run_screen(
     colors: SeverityColors,
     target_flags: TargetFlags,
 ) -> Result<(), CliError> {
+    // The library for terminals reads NO_COLOR, too. The flag counts more.
+    force_color_output(colors == SeverityColors::On);
     let mut signals = Signals::new()?;
     let status = FetchStatus { backend_name: client.current_server().to_owned(), problem: None, colors };
     let terminal = TerminalGuard(ratatui::try_init()?);

@@ -7,7 +7,7 @@
 //! come and go above it. If the object itself is gone, the row at its place is selected.
 
 use crate::top::data::{Content, ReadRequest, SortOrder, TopData, TopList, TopRow};
-use crate::top::text_page::{explanation_lines, help_lines, sentence_lines};
+use crate::top::text_page::{explanation_lines, fit_lines, help_lines};
 use model::selector::Selector;
 use model::selector::compose::quote_value;
 
@@ -195,8 +195,8 @@ impl TopState {
         let machine = self.opened.as_ref()?;
         Some(match data.content(&self.request()) {
             Some(Ok(Content::Why(why))) => explanation_lines(why, &data.target_flags, width),
-            Some(Err(problem)) => sentence_lines(problem, width),
-            _ => sentence_lines(&format!("reading why {machine} is as it is…"), width),
+            Some(Err(problem)) => fit_lines(problem, width),
+            _ => fit_lines(&format!("reading why {machine} is as it is…"), width),
         })
     }
 

@@ -32,21 +32,17 @@ pub fn help_lines(width: usize) -> Vec<String> {
     let keys: Vec<(String, String)> =
         KEYS.iter().map(|(key, meaning)| ((*key).to_owned(), (*meaning).to_owned())).collect();
     let title = "Keys. This page gives no orders; the commands that `why` prints do.\n\n";
-    to_lines(&format!("{title}{}", format_labelled(2, &keys, Some(width))), width)
+    fit_lines(&format!("{title}{}", format_labelled(2, &keys, Some(width))), width)
 }
 
 /// What `why` prints about a machine. Commands in it have the flags that name the fleet.
 #[must_use]
 pub fn explanation_lines(why: &Explanation, flags: &TargetFlags, width: usize) -> Vec<String> {
-    to_lines(&flags.qualify(&render_explanation(why, Some(width), ExplanationDetail::Short)), width)
+    fit_lines(&flags.qualify(&render_explanation(why, Some(width), ExplanationDetail::Short)), width)
 }
 
-/// A sentence.
+/// A text in lines of this width, with its times in the zone of the user.
 #[must_use]
-pub fn sentence_lines(sentence: &str, width: usize) -> Vec<String> {
-    to_lines(sentence, width)
-}
-
-fn to_lines(text: &str, width: usize) -> Vec<String> {
+pub fn fit_lines(text: &str, width: usize) -> Vec<String> {
     fit_text(&current_zone().localize(text), Some(width)).lines().map(str::to_owned).collect()
 }
