@@ -182,7 +182,7 @@ async fn machines_are_selected_and_sorted_and_filtered_and_explained_by_keys() -
 
     // A wrong selector is a sentence and is not sent; a right one is sent.
     screen.types(b"/phase=Redy\r")?;
-    screen.until(&["Redy", "selector: phase=Redy_"]).await?;
+    screen.until(&["\"Redy\" is not a phase", "selector: phase=Redy_"]).await?;
     screen.types(b"\x1b")?;
     screen.until(&[&names[0], "enter why"]).await?;
     screen.types("/provider=\"ラック\"\r".as_bytes())?;

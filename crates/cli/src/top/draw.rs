@@ -29,7 +29,7 @@ const MIN_ROWS: usize = 3;
 /// Lines of a section besides its rows: an empty one, its title and its headers.
 const SECTION_OVERHEAD: usize = 3;
 /// Most lines of a message.
-const MAX_MESSAGE_LINES: usize = 4;
+const MAX_MESSAGE_LINES: usize = 6;
 /// Spaces between two keys.
 const KEY_GAP: &str = "   ";
 

@@ -7,14 +7,12 @@ use model::why::Explanation;
 use model::why::render::{ExplanationDetail, render_explanation};
 
 /// The keys, each with what it does. [`crate::top::state::next_state`] is what does it.
-const KEYS: [(&str, &str); 16] = [
+const KEYS: [(&str, &str); 14] = [
     ("tab, 1 2 3", "the next page; overview, machines, clusters"),
     ("up, down, k, j", "select the row before or after"),
     ("page up, page down", "select a row that is a screen away"),
     ("home, end, g, G", "select the first or the last row"),
-    ("enter", "on machines: why the selected machine is as it is"),
-    ("", "on clusters: the machines of the selected cluster"),
-    ("", "on the overview: the machines"),
+    ("enter", "open why of the selected machine, or the machines of the selected cluster"),
     ("esc", "back; on machines, first drop the filter"),
     ("/", "filter machines by a selector, such as phase=Silent,location=ams*"),
     ("s", "sort the rows of this page by the next column"),
