@@ -6,7 +6,7 @@ use model::text_layout::{fit_text, format_labelled};
 use model::why::Explanation;
 use model::why::render::{ExplanationDetail, render_explanation};
 
-/// The keys, each with what it does. [`crate::top::state::next_state`] is what does it.
+/// The keys, each with what it does: see [`crate::top::state::next_state`].
 const KEYS: [(&str, &str); 14] = [
     ("tab, 1 2 3", "the next page; overview, machines, clusters"),
     ("up, down, k, j", "select the row before or after"),
