@@ -262,11 +262,14 @@ fn edit_selector(state: &mut TopState, key: Key) {
     match key {
         Key::Escape => return,
         Key::Enter => match text.parse::<Selector>() {
-            Ok(_) => return state.filter_machines(text.trim().to_owned()),
+            Ok(_) => {
+                state.filter_machines(text.trim().to_owned());
+                return;
+            }
             Err(error) => state.message = Some(error.to_string()),
         },
         Key::Char(typed) if !typed.is_control() && text.len() + typed.len_utf8() <= MAX_INPUT => {
-            text.push(typed)
+            text.push(typed);
         }
         Key::Backspace => {
             text.pop();
