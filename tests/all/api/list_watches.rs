@@ -170,11 +170,12 @@ async fn rows_of_a_watch_and_objects_that_were_waited_for_are_coloured_by_severi
             (&["wait", "machines", "--for", "phase=NeedsHuman", "--timeout", "0"], red),
         ] {
             let mut watch = ListWatch::start(&kim, &[command, &["--color", choice]].concat())?;
-            let word = if is_colored { colored } else { &colored[5..colored.len() - 4] };
+            let word = &colored[5..colored.len() - 4];
             let mut line = watch.line().await?;
             while !line.contains(word) {
                 line = watch.line().await?;
             }
+            assert_eq!(line.contains(colored), is_colored, "{command:?} --color {choice}: {line}");
             assert_eq!(line.contains('\u{1b}'), is_colored, "{command:?} --color {choice}: {line}");
         }
     }
