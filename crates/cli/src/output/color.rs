@@ -71,7 +71,7 @@ impl SeverityColors {
 pub enum Severity {
     /// A person must act.
     Critical,
-    /// Something is wrong.
+    /// Something is wrong, and may pass.
     Warning,
     /// Something is worth knowing.
     Notice,

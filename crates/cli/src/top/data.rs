@@ -15,7 +15,7 @@ use model::why::Explanation;
 /// What to read, besides the summary of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadRequest {
-    /// Nothing else.
+    /// Nothing besides the summary.
     Overview,
     /// A page of machines.
     Machines {
@@ -24,7 +24,7 @@ pub enum ReadRequest {
         /// Token of the page; empty for the first one.
         page_token: String,
     },
-    /// The clusters.
+    /// All clusters, by name.
     Clusters,
     /// Why a machine is as it is.
     Why {
@@ -110,9 +110,9 @@ impl TopList {
 /// What was read for a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// The summary alone.
+    /// Nothing besides the summary.
     Overview,
-    /// Machines, or clusters.
+    /// Rows of machines, or of clusters.
     List(TopList),
     /// Why a machine is as it is.
     Why(Box<Explanation>),

@@ -44,7 +44,7 @@ pub struct FetchStatus {
     pub colors: SeverityColors,
 }
 
-/// Draws the page.
+/// Draws the page on all of the screen.
 pub fn draw_page(frame: &mut Frame<'_>, state: &TopState, data: &TopData, status: &FetchStatus) {
     let area = frame.area();
     let size = ScreenSize { columns: area.width.into(), rows: area.height.into() };
@@ -64,7 +64,7 @@ pub fn screen_lines(
     // The last of them counts most.
     bottom.drain(..bottom.len().saturating_sub(size.rows));
     let rows = size.rows.saturating_sub(bottom.len());
-    let mut lines = match state.open_text(data, size.columns) {
+    let mut lines: Vec<Line<'static>> = match state.open_text(data, size.columns) {
         Some(text) => {
             let first = state.scroll.min(text.len().saturating_sub(rows));
             text.into_iter().skip(first).map(|line| theme.severity_line(line)).collect()

@@ -250,9 +250,9 @@ impl Drop for TerminalGuard {
 enum EndSignal {
     /// SIGHUP, or a keyboard that is closed.
     HangUp,
-    /// SIGINT, or Ctrl-C.
+    /// SIGINT, or Ctrl-C on the keyboard.
     Interrupt,
-    /// SIGTERM.
+    /// SIGTERM, as a stop of the host sends it.
     Terminate,
 }
 

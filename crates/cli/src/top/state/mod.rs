@@ -19,7 +19,7 @@ pub const LIST_OVERHEAD: usize = 5;
 /// Longest selector that can be typed, in bytes.
 const MAX_INPUT: usize = 4096;
 
-/// A page.
+/// A page that Tab leads to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TopView {
     /// The fleet in numbers.
@@ -41,45 +41,45 @@ impl TopView {
     }
 }
 
-/// The size of a screen, in characters.
+/// The size of a screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScreenSize {
-    /// Width.
+    /// Its width, in columns.
     pub columns: usize,
-    /// Height.
+    /// Its height, in lines.
     pub rows: usize,
 }
 
 /// What the operator does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Types a character.
+    /// A character, or a key with a letter.
     Char(char),
-    /// Return.
+    /// Opens what is selected, or accepts what is typed.
     Enter,
-    /// Escape.
+    /// Goes back, or gives up what is typed.
     Escape,
-    /// Deletes the last character.
+    /// Deletes the last character that was typed.
     Backspace,
-    /// Tab.
+    /// Goes to the next page.
     Tab,
-    /// Shift and Tab.
+    /// Goes to the page before.
     BackTab,
-    /// Arrow up.
+    /// Goes a line up.
     Up,
-    /// Arrow down.
+    /// Goes a line down.
     Down,
-    /// A screen up.
+    /// Goes a screen up.
     PageUp,
-    /// A screen down.
+    /// Goes a screen down.
     PageDown,
-    /// To the beginning.
+    /// Goes to the beginning.
     Home,
-    /// To the end.
+    /// Goes to the end.
     End,
-    /// Ctrl-C.
+    /// Ctrl-C, which ends the program at once.
     Interrupt,
-    /// Ctrl-D.
+    /// Ctrl-D, which quits as `q` does.
     EndOfInput,
     /// Gives the terminal another size.
     Resize(ScreenSize),
@@ -90,7 +90,7 @@ pub enum Key {
 pub enum TopEnd {
     /// By a key that quits.
     Quit,
-    /// By Ctrl-C.
+    /// By Ctrl-C, with its exit code.
     Interrupted,
 }
 
