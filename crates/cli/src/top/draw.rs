@@ -75,7 +75,7 @@ pub fn screen_lines(
             let mut lines = vec![Line::styled(heading, BOLD)];
             match (state.view, data.summary()) {
                 (TopView::Overview, Some(view)) => {
-                    lines.extend(overview_lines(view, theme, size.columns, rows))
+                    lines.extend(overview_lines(view, theme, size.columns, rows));
                 }
                 (TopView::Overview, None) => {}
                 (TopView::Machines | TopView::Clusters, _) => {
