@@ -256,15 +256,16 @@ The objects are selected once. If the time is over, or one of them cannot meet t
 standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
     )]
     Wait(WaitArgs),
-    /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work
+    /// Show the fleet on one page: overview, machines, clusters, and why a machine is as it is
     #[command(
         after_help = TOP_EXAMPLES,
         long_about = "\
-Show the fleet on one page that is redrawn every few seconds, until you quit (q).
+Show the fleet on a page that is redrawn every few seconds, until you quit (q).
 
 It shows machines by phase, the throughput of the loops, the longest running work, and what needs attention:
-brakes, pauses, failing providers. With --once, or if standard output is not a terminal, the page is printed
-once."
+brakes, pauses, failing providers. Tab leads to the machines and the clusters, Enter opens why the selected
+machine is as it is, and ? lists the keys. The page gives no orders. With --once, or if standard output is not
+a terminal, the overview is printed once."
     )]
     Top(TopArgs),
     /// Switch the two-person rule of the fleet off

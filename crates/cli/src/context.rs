@@ -19,6 +19,7 @@ use crate::exit_code::ExitRecord;
 use crate::object::document::ObjectDocument;
 use crate::order::outcome::AffectedObjects;
 use crate::order::{dry_run, idempotency_key};
+use crate::output::color::SeverityColors;
 use crate::output::{Format, Output, format_json};
 use crate::target_flags::TargetFlags;
 
@@ -55,6 +56,8 @@ pub struct CommandContext {
     pub order_targets: AffectedObjects,
     /// The flags that name the fleet, for commands in messages.
     pub target_flags: TargetFlags,
+    /// The colours of what is printed while the command runs; what it returns is coloured later.
+    pub colors: SeverityColors,
     /// The arguments of the process, its own name first, for a command to repeat.
     pub arguments: Vec<OsString>,
 }

@@ -171,7 +171,7 @@ const fn code_of_exit(exit: ExitCode) -> Code {
         ExitCode::NotFound => Code::NotFound,
         ExitCode::Refused => Code::FailedPrecondition,
         ExitCode::Unreachable | ExitCode::OutcomeUnknown => Code::Unavailable,
-        ExitCode::Interrupted => Code::Cancelled,
+        ExitCode::Interrupted | ExitCode::HungUp | ExitCode::Terminated => Code::Cancelled,
         ExitCode::Done | ExitCode::Failed => Code::Unknown,
     }
 }

@@ -1,7 +1,6 @@
 //! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
@@ -32,7 +31,7 @@ use crate::object::watch::watch_objects;
 use crate::order::idempotency_key::{repeat_command, stdin_note};
 use crate::order::operator::current_user;
 use crate::order::outcome::AffectedObjects;
-use crate::output::color::color_severities;
+use crate::output::color::SeverityColors;
 use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
 use crate::output::zone::{Zone, current_zone, set_current_zone};
@@ -138,14 +137,7 @@ fn lay_out(cli: &Cli, text: String) -> String {
         return text;
     }
     let text = fit_answer(&cli.command, &current_zone().localize(&text), terminal_width());
-    let variable = |name| std::env::var_os(name);
-    let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
-    let on_terminal = std::io::stdout().is_terminal();
-    if has_severities && cli.color.is_on(on_terminal, no_color.as_deref(), term.as_deref()) {
-        color_severities(&text)
-    } else {
-        text
-    }
+    if has_severities { SeverityColors::of_stdout(cli.color).apply(text) } else { text }
 }
 
 /// The text of a command in lines of at most `width` columns. A page of the documentation is in such lines already, except
@@ -207,6 +199,7 @@ async fn run_command(
         exit_record,
         order_targets: AffectedObjects::default(),
         target_flags: line.target_flags.clone(),
+        colors: SeverityColors::of_stdout(cli.color),
         arguments: line.arguments.clone(),
     };
     let answer = run_with_context(cli, command, &context).await;
@@ -221,8 +214,9 @@ async fn run_with_context(
 ) -> Result<String, CliError> {
     // A watch has printed its output already.
     if let FleetCommand::Watch(args) = command {
-        let request = WatchRequest::of_watch(args, &cli.output, &context.target_flags);
-        return watch_machines(&context.client, &request).await.map(|()| String::new());
+        return watch_machines(&context.client, &WatchRequest::of_watch(context, args))
+            .await
+            .map(|()| String::new());
     }
     if let FleetCommand::Get(get) = command
         && get.watch
@@ -240,7 +234,7 @@ async fn run_with_context(
     if let FleetCommand::Top(args) = command
         && is_interactive(args, &cli.output)
     {
-        return run_interactive(&context.client, args, &context.target_flags).await.map(|()| String::new());
+        return run_interactive(context, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
     let answer = if prints_messages(command) && context.format == Format::Table {
@@ -263,14 +257,10 @@ async fn run_with_context(
 
 /// Runs `get KIND --watch`.
 async fn watch_list(context: &CommandContext, get: &GetCommand) -> Result<(), CliError> {
-    let (client, output, target_flags) = (&context.client, &context.output, &context.target_flags);
     if get.kind != ObjectKind::Machine {
-        return watch_objects(client, get, output, target_flags).await;
+        return watch_objects(context, get).await;
     }
-    let headers = !get.args.no_headers;
-    let list = &get.selection.machines;
-    let request = WatchRequest::of_list(&get.args.names, list, headers, output, target_flags);
-    watch_machines(client, &request).await
+    watch_machines(&context.client, &WatchRequest::of_list(context, &get.args, &get.selection.machines)).await
 }
 
 /// Whether the text of the command has messages that name commands to run, such as what a machine waits for. The others show

@@ -61,6 +61,7 @@ mod scope;
 mod selectors;
 mod signed_declarations;
 mod top;
+mod top_pages;
 mod two_person_rule;
 mod waiting;
 mod watch;

@@ -28,6 +28,7 @@ use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{ExitCode, ExitRecord};
 use crate::order::outcome::AffectedObjects;
+use crate::output::color::SeverityColors;
 use crate::output::{Format, Output, format_json, print_stderr};
 use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
@@ -198,6 +199,7 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         exit_record: ExitRecord::default(),
         order_targets: AffectedObjects::default(),
         target_flags: TargetFlags::default(),
+        colors: SeverityColors::Off,
         arguments: Vec::new(),
     };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)

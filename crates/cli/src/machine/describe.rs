@@ -162,7 +162,7 @@ fn render_description(of: &MachineDescription) -> String {
     }
     text.push_str(&format_waits("backoffs", &of.backoffs, now, width));
     text.push_str(&format_waits("postponed", &of.postponements, now, width));
-    let shown: Vec<Vec<String>> = of.events.iter().map(event_row).collect();
+    let shown: Vec<Vec<String>> = of.events.iter().map(|event| event_row(event, now)).collect();
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
         for line in format_table(&EVENT_HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {

@@ -42,9 +42,7 @@ pub async fn show_explanation(
     args: &WhyArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    let request = WhyRequest { machine: args.machine.machine.clone() };
-    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
-    let response = response.into_inner();
+    let response = request_explanation(client, &args.machine.machine).await?;
     match format {
         Format::Json => format_message(&response),
         Format::Table => {
@@ -53,6 +51,17 @@ pub async fn show_explanation(
             Ok(render_explanation(&why, terminal_width(), detail))
         }
     }
+}
+
+/// Fetches the explanation of a machine's state. `machine` is any name that the API resolves.
+pub(crate) async fn fetch_explanation(client: &FleetClient, machine: &str) -> Result<Explanation, CliError> {
+    decode_explanation(request_explanation(client, machine).await?)
+}
+
+async fn request_explanation(client: &FleetClient, machine: &str) -> Result<v1::WhyResponse, CliError> {
+    let request = WhyRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
+    Ok(response.into_inner())
 }
 
 /// Decodes the explanation of a machine's state.

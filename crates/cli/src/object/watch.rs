@@ -15,14 +15,16 @@ use tokio::time::{Instant, sleep};
 use crate::audit::list_newer_audit;
 use crate::client::fleet_client::FleetClient;
 use crate::client::reconnect::PersistentReader;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::command::GetCommand;
 use crate::object::fetch::fetch_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{ListedObject, ObjectList, TableStyle};
 use crate::object::watch_table::WatchTable;
+use crate::output::color::SeverityColors;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
+use crate::output::{Format, Output, print_chunk, print_stderr, report_error, unresolved_error};
 use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
 
@@ -33,14 +35,11 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const WAIT_PER_LIST: u32 = 4;
 
 /// Prints the objects that the command selects, and then each change, until standard output is closed.
-pub(crate) async fn watch_objects(
-    client: &FleetClient,
-    command: &GetCommand,
-    output: &Output,
-    target_flags: &TargetFlags,
-) -> Result<(), CliError> {
+pub(crate) async fn watch_objects(context: &CommandContext, command: &GetCommand) -> Result<(), CliError> {
+    let (output, target_flags) = (&context.output, &context.target_flags);
     output.require_endless()?;
-    let mut reader = PersistentReader::new(client.clone());
+    let colors = if output.format() == Format::Table { context.colors } else { SeverityColors::Off };
+    let mut reader = PersistentReader::new(context.client.clone());
     let (mut printed, mut table) = (PrintedObjects::default(), None);
     let (mut is_first, mut since) = (true, None);
     loop {
@@ -62,7 +61,7 @@ pub(crate) async fn watch_objects(
         }
         let changes = printed.record_list(&list)?;
         let text = format_changes(&changes, &list, command, output, &mut table)?;
-        if !print_chunk(&text)? {
+        if !print_chunk(&colors.apply(text))? {
             return Ok(());
         }
         is_first = false;

@@ -95,9 +95,14 @@ pub(crate) async fn follow_orders(context: &CommandContext, wait: &OrderWait) ->
     if subjects.is_empty() {
         return Ok(());
     }
-    let timeout = wait.flags.timeout.0;
-    let (report, target_flags) = (WaitReport::Steps, context.target_flags.clone());
-    let waiting = Waiting { goal: wait.goal, subjects, timeout, report, target_flags };
+    let waiting = Waiting {
+        goal: wait.goal,
+        subjects,
+        timeout: wait.flags.timeout.0,
+        report: WaitReport::Steps,
+        colors: context.colors,
+        target_flags: context.target_flags.clone(),
+    };
     follow_objects(&context.client, waiting).await.map(drop)
 }
 

@@ -13,11 +13,12 @@ use crate::error::CliError;
 use crate::machine::selection::MachineArg;
 use crate::machine::why::{WhyArgs, show_explanation};
 use crate::object::document::ObjectDocument;
+use crate::output::color::SeverityColors;
 use crate::output::{Format, print_chunk, print_stderr};
 use crate::target_flags::TargetFlags;
 use crate::wait::condition::WaitGoal;
 use crate::wait::fetch::{ReadObject, Subject, read_objects};
-use crate::wait::progress::{NextStep, WaitProgress};
+use crate::wait::progress::{News, NextStep, WaitProgress};
 use crate::wait::snapshot::{FirstReport, Snapshot};
 use bmdb::cluster::lock;
 use bmdb::fleet::roll_out;
@@ -53,6 +54,8 @@ pub(crate) struct Waiting {
     pub(crate) timeout: Duration,
     /// What to print meanwhile.
     pub(crate) report: WaitReport,
+    /// The colours of what is printed on standard output.
+    pub(crate) colors: SeverityColors,
     /// The flags that name the fleet, for commands in messages.
     pub(crate) target_flags: TargetFlags,
 }
@@ -107,10 +110,11 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
             for (place, object) in open.into_iter().zip(found.objects) {
                 let subject = &mut waiting.subjects[place];
                 note_read(subject, &object, now);
-                let news = progress.record(place, &object.snapshot, now);
-                let steps: Vec<String> =
-                    news.steps.iter().map(|step| waiting.target_flags.qualify(step)).collect();
-                print_news(waiting.report, goal, subject, &steps, news.has_met)?;
+                let mut news = progress.record(place, &object.snapshot, now);
+                for step in &mut news.steps {
+                    *step = waiting.target_flags.qualify(step);
+                }
+                print_news(waiting.report, waiting.colors, goal, subject, &news)?;
                 last[place] = Some(object);
             }
         }
@@ -146,22 +150,22 @@ fn note_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
 
 fn print_news(
     report: WaitReport,
+    colors: SeverityColors,
     goal: WaitGoal,
     subject: &Subject,
-    steps: &[String],
-    has_met: bool,
+    news: &News,
 ) -> Result<(), CliError> {
     let name = shown_name(goal, subject);
     match report {
-        WaitReport::Met if has_met => {
-            print_chunk(&format!("{name} is {goal}\n"))?;
+        WaitReport::Met if news.has_met => {
+            print_chunk(&colors.apply(format!("{name} is {goal}\n")))?;
         }
         WaitReport::Silent | WaitReport::Met => {}
         WaitReport::Steps => {
-            for step in steps {
+            for step in &news.steps {
                 print_stderr(&format!("{name} {step}"));
             }
-            if has_met {
+            if news.has_met {
                 print_stderr(&format!("{name} is {goal}"));
             }
         }
@@ -292,7 +296,7 @@ mod tests {
     fn waiting(goal: WaitGoal, names: &[&str], report: WaitReport) -> Waiting {
         let subjects = names.iter().map(|name| Subject::new(*name, *name)).collect();
         let (timeout, target_flags) = (Duration::from_mins(5), TargetFlags::default());
-        Waiting { goal, subjects, timeout, report, target_flags }
+        Waiting { goal, subjects, timeout, report, colors: SeverityColors::Off, target_flags }
     }
 
     fn machine(phase: Phase) -> Snapshot {
