@@ -265,7 +265,7 @@ async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
         (&["--product", "R640", "--fact", "hold"], "m4"),
     ] {
         let listed = ["get", "machines", "-o", "jsonpath={.machines[*].name.providerId}"];
-        let hold = ["hold", "--reason", "r", "--dry_run", "-o", "jsonpath={.machines[*].provider_id}"];
+        let hold = ["hold", "--reason", "r", "--dry_run", "-o", "jsonpath={.outcomes[*].name.providerId}"];
         for command in [&listed[..], &hold] {
             let printed = kim.ask(&[command, flags].concat())?;
             let printed: BTreeSet<&str> = printed.split_whitespace().collect();

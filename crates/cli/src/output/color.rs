@@ -53,7 +53,7 @@ impl SeverityColors {
         let variable = |name| std::env::var_os(name);
         let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
         let on_terminal = std::io::stdout().is_terminal();
-        if choice.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) { Self::On } else { Self::Off }
+        if choice.is_on(on_terminal, no_color.as_deref(), term.as_deref()) { Self::On } else { Self::Off }
     }
 
     /// The text for standard output.
