@@ -27,7 +27,7 @@ lint: ## check format, lints, each feature alone, recorded statements, dependenc
 fmt: ## format the code
 	cargo fmt --all
 
-bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part flood', '--part held', '--part images' or '--part watchers')
+bench: ## benchmark the engine on a private PostgreSQL and write BENCHMARKS.md (ARGS='--quick', '--full', '--memory', '--part flood', '--part held', '--part images', '--part lists' or '--part watchers')
 	@tools/bench $(ARGS)
 
 bench-compare: ## benchmark the engine beside graphile-worker and pg-boss, which npm installs (ARGS='--quick')

@@ -19,6 +19,7 @@ mod fleet;
 mod flood;
 mod heartbeats;
 mod images;
+mod lists;
 mod long_snapshot;
 mod memory;
 mod pickup;
@@ -59,7 +60,7 @@ struct BenchFlags {
     /// The memory of a whole shepherd, and nothing else.
     #[arg(long)]
     memory: bool,
-    /// One part, and nothing else. Flood and watchers have pages of their own; no other part takes the place of one.
+    /// One part, and nothing else. Flood, lists and watchers have pages of their own; no other part takes the place of one.
     #[arg(long, value_enum, conflicts_with_all = ["memory", "compare"])]
     part: Option<Part>,
     /// Two queues of Node.js (graphile-worker, pg-boss) beside the engine, and nothing else; installs them below
@@ -131,6 +132,8 @@ enum Part {
     Flood,
     /// An image of the etcd of a cluster, taken and restored.
     Images,
+    /// Lists of a large fleet that `shepherdctl` prints.
+    Lists,
     /// What operators ask.
     Reads,
     /// Nodes of a cluster that watch their curator.
@@ -245,6 +248,14 @@ const FLOOD: Page = Page {
                    Written by `make bench ARGS='--part flood'`; `benches/engine/flood.rs` says how.",
 };
 
+const LISTS: Page = Page {
+    path: "docs/benchmarks/lists.md",
+    title: "Lists of a large fleet",
+    introduction: "`shepherdctl` prints whole lists, in pages of 500. This page shows how long the commands take that list or sort \
+                   a hundred thousand machines, and how much memory they need. \
+                   Written by `make bench ARGS='--part lists'`; `benches/engine/lists.rs` says how.",
+};
+
 const COMPARED: Page = Page {
     path: "docs/benchmarks/compared.md",
     title: "Beside two other queues",
@@ -276,6 +287,7 @@ async fn run(flags: &BenchFlags) -> Result<()> {
     let page = match flags {
         BenchFlags { compare: true, .. } => COMPARED,
         BenchFlags { part: Some(Part::Flood), .. } => FLOOD,
+        BenchFlags { part: Some(Part::Lists), .. } => LISTS,
         BenchFlags { part: Some(Part::Watchers), .. } => WATCHERS,
         _ => NUMBERS,
     };
@@ -283,12 +295,17 @@ async fn run(flags: &BenchFlags) -> Result<()> {
     match (&flags.output, flags.quick) {
         (Some(directory), _) => report.write(directory, &page)?,
         // A part would take the place of the whole.
-        (None, false) if !flags.memory && matches!(flags.part, None | Some(Part::Flood | Part::Watchers)) => {
+        (None, false) if !flags.memory && has_page(flags.part) => {
             report.write(root, &page)?;
         }
         (None, _) => {}
     }
     Ok(())
+}
+
+/// Whether what is measured has a page of its own: everything, and some of the parts.
+const fn has_page(part: Option<Part>) -> bool {
+    matches!(part, None | Some(Part::Flood | Part::Lists | Part::Watchers))
 }
 
 async fn fill(plan: &Plan, server: &Server) -> Result<Vec<Fleet>> {
@@ -313,6 +330,12 @@ async fn measure_part(part: Part, plan: &Plan, server: &Server, report: &mut Rep
         Part::Flood => {
             let fleet = Fleet::fill(server, plan.fleets.first().copied().unwrap_or(plan.main_fleet)).await?;
             let measured = Box::pin(flood::measure(plan, &fleet, report)).await;
+            fleet.close().await?;
+            measured
+        }
+        Part::Lists => {
+            let fleet = Fleet::fill(server, plan.main_fleet).await?;
+            let measured = lists::measure(plan, &fleet, report).await;
             fleet.close().await?;
             measured
         }

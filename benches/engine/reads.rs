@@ -1,6 +1,9 @@
 //! What operators ask, through the API as they ask it: over TLS, with a token.
 
+use std::fs::{self, Permissions};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,16 +86,30 @@ impl ApiFixture {
         let (stop, metrics) = (CancellationToken::new(), Metrics::new());
         let server =
             serve_api(fleet.bmdb.clone(), fleet.sessions.clone(), settings, metrics, stop.clone()).await?;
-        let authority = server.ca_certificates.first().context("a CA")?;
-        let pem = format!(
-            "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
-            STANDARD.encode(authority)
-        );
+        let pem = authority_pem(&server)?;
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
         let endpoint = Endpoint::from_shared(format!("https://{}", server.local_addr))?;
         let endpoint = endpoint.tls_config(tls)?;
         let channel = endpoint.connect().await?;
         Ok(Self { server, stop, key, endpoint, channel, token: token(fleet).await?, _directory: directory })
+    }
+
+    /// Writes a context of this API for a `shepherdctl` with this home directory.
+    pub(crate) fn write_context(&self, home: &Path) -> Result<()> {
+        let directory = home.join(".config/shepherd");
+        fs::create_dir_all(&directory)?;
+        let (authority, token) = (directory.join("bench.ca.pem"), directory.join("bench.token"));
+        fs::write(&authority, authority_pem(&self.server)?)?;
+        let secret = self.token.to_str()?.strip_prefix("Bearer ").context("a token")?;
+        fs::write(&token, secret)?;
+        // shepherdctl refuses a token that others can read.
+        fs::set_permissions(&token, Permissions::from_mode(0o600))?;
+        let context = format!(
+            "current = \"bench\"\n[contexts.bench]\nservers = [\"{}\"]\nca_certificate_path = {authority:?}\n\
+             token_path = {token:?}\n",
+            self.server.local_addr
+        );
+        Ok(fs::write(directory.join("contexts.toml"), context)?)
     }
 
     /// A page of machines over a new connection.
@@ -127,6 +144,22 @@ impl ApiFixture {
     }
 }
 
+/// The CA of the server, as PEM.
+fn authority_pem(server: &ApiServer) -> Result<String> {
+    let authority = server.ca_certificates.first().context("a CA")?;
+    Ok(format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(authority)))
+}
+
+/// Gives some machines of the fleet a label, a location and a hold. Returns how many have the label.
+pub(crate) async fn mark_machines(fleet: &Fleet) -> Result<usize> {
+    let mut connection = fleet.patient().await?;
+    sqlx::query(MARK).bind(MARKED).execute(&mut *connection).await?;
+    let labelled: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM machine_labels").fetch_one(&mut *connection).await?;
+    connection.close().await?;
+    Ok(usize::try_from(labelled)?)
+}
+
 async fn token(fleet: &Fleet) -> Result<MetadataValue<Ascii>> {
     let order = Order {
         actor: Actor { name: "bench".to_owned(), credential: None },
@@ -142,7 +175,7 @@ async fn token(fleet: &Fleet) -> Result<MetadataValue<Ascii>> {
         name: "bench".to_owned(),
         role: AccessRole::Viewer,
         scope: AccessScope::Fleet,
-        expires_after: None,
+        expiry: None,
         certificate: None,
     };
     let made = fleet.bmdb.create_credential(order, new).await?;
@@ -170,9 +203,7 @@ pub(crate) async fn measure(plan: &Plan, fleet: &Fleet, report: &mut Report) -> 
          machines, spread over all of it, are held, have a label and stand at one place. A page has a hundred machines at \
          the most, and ends before that when enough was looked at for one.",
     )?;
-    let mut connection = fleet.patient().await?;
-    sqlx::query(MARK).bind(MARKED).execute(&mut *connection).await?;
-    connection.close().await?;
+    mark_machines(fleet).await?;
     let limits = GateLimits::for_listener(ListenerKind::Api, 1 << 20);
     let requested = ApiFixture::start(fleet, limits).await?;
     let machine: uuid::Uuid =

@@ -125,12 +125,13 @@ pub struct ServiceFlags {
         long,
         value_name = "PART",
         value_delimiter = ',',
+        ignore_case = true,
         hide_default_value = true,
         default_value = "provisioner,initializer,recoverer,updater,retirer,switcher,cluster,callback,api"
     )]
     pub components: Vec<ServiceComponent>,
     /// How logs are written.
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    #[arg(long, value_name = "FORMAT", value_enum, ignore_case = true, default_value = "text")]
     pub log_format: LogFormat,
     /// Time that running work has to finish after a signal to stop.
     #[arg(long, value_name = "SPAN", default_value = "30s")]
@@ -154,6 +155,7 @@ pub struct ServiceFlags {
         long,
         value_name = "DIALECT",
         value_enum,
+        ignore_case = true,
         default_value = "postgres",
         help_heading = "Bare metal database"
     )]

@@ -266,11 +266,12 @@ fn plan_providers(
     flags: &ServiceFlags,
     mut providers: Vec<ProviderConfiguration>,
 ) -> Result<Vec<ProviderConfiguration>, ExitFailure> {
-    if let Some(kind) = &flags.provider {
+    if let Some(given) = &flags.provider {
+        let kind = given.to_ascii_lowercase();
         let name: ProviderName = flags
             .provider_name
             .as_deref()
-            .unwrap_or(kind)
+            .unwrap_or(&kind)
             .parse()
             .map_err(|error| ExitFailure::usage(format!("--provider_name: {error}")))?;
         let provider = match kind.as_str() {
@@ -296,9 +297,9 @@ fn plan_providers(
                 max_machines: None,
                 device_creation_rate: None,
             },
-            other => {
+            _ => {
                 return Err(ExitFailure::usage(format!(
-                    "--provider {other} is not a kind of provider; the kinds are static and simulated"
+                    "--provider {given} is not a kind of provider; the kinds are static and simulated"
                 )));
             }
         };
@@ -402,6 +403,24 @@ mod tests {
         ] {
             let error = planned(flags, providers, in_environment).unwrap_err();
             assert!(error.contains("give ssh_password_path in the [[provider]] table"), "{error}");
+        }
+    }
+
+    #[test]
+    fn case_of_a_provider_kind_does_not_count() {
+        for (flags, expected) in [
+            (["--provider=static", "--static_device_list_url=file:///x"], Ok("static")),
+            (["--provider=STATIC", "--static_device_list_url=file:///x"], Ok("static")),
+            (["--provider=Simulated", "--simulated_url=http://h"], Ok("simulated")),
+            (["--provider=Redfish", "--provider_name=a"], Err("--provider Redfish is not a kind")),
+        ] {
+            let arguments = ["shepherd"].iter().chain(&flags).map(Into::into).collect();
+            let parsed = parse_flags_without_environment(arguments).unwrap().service;
+            match (plan_providers(&parsed, Vec::new()), expected) {
+                (Ok(providers), Ok(name)) => assert_eq!(providers[0].name().as_str(), name, "{flags:?}"),
+                (Err(error), Err(part)) => assert!(error.message.starts_with(part), "{}", error.message),
+                (found, _) => panic!("{flags:?}: {}", found.is_ok()),
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres};
 use uuid::Uuid;
 
-use self::lists::check_lists;
+use self::lists::{check_approvals, check_clusters_of_machines, check_lists, check_providers};
 use crate::bmdb_kit::Kit;
 use crate::harness::aloud::TestResult;
 
@@ -244,6 +244,10 @@ async fn statements_of_every_minute_stay_cheap_on_a_hundred_thousand_machines() 
     check_frequent_statements(&mut connection, &mut small).await?;
     check_singles(&mut connection).await?;
     check_lists(&kit).await?;
+    // After the lists, because these add rows to the fleet.
+    check_clusters_of_machines(&mut connection).await?;
+    check_providers(&mut connection).await?;
+    check_approvals(&mut connection).await?;
     check_planned_once(&mut connection).await?;
     // Last, because this changes the fleet permanently.
     check_due_timers(&mut connection).await?;

@@ -140,14 +140,14 @@ async fn authority_is_replaced_once_by_one_order_although_shepherds_die() -> Tes
 
     // The curators have begun, and no shepherd has recorded that.
     field.shepherd = Some(field.fleet.shepherd("watching", &[endpoint()?], &FLAGS)?);
-    let runs = |cluster: &Value| cluster["authority_rotation"]["stage"].is_string();
+    let runs = |cluster: &Value| cluster["authorityRotation"]["stage"].is_string();
     field.until("the curators replace the authority", "ams", runs).await?;
     let text = refused(&field)?;
     assert!(text.contains("is being replaced (stage "), "{text}");
     let waits = "the replacement of the cluster's authority waits for it: ";
     let waiting = |cluster: &Value| {
         let all = cluster["machines"].as_array().map(Vec::as_slice).unwrap_or_default();
-        all.iter().any(|machine| machine["wait_reason"].as_str().is_some_and(|text| text.contains(waits)))
+        all.iter().any(|machine| machine["waitReason"].as_str().is_some_and(|text| text.contains(waits)))
     };
     field.until("a machine shows what it lacks", "ams", waiting).await?;
 
@@ -169,9 +169,9 @@ async fn authority_is_replaced_once_by_one_order_although_shepherds_die() -> Tes
     for (machine, part) in &nodes {
         check_node(&field, machine, part, &new)?;
     }
-    let back = |cluster: &Value| settled(cluster) && cluster["voters_reached"] == 3;
+    let back = |cluster: &Value| settled(cluster) && cluster["votersReached"] == 3;
     let cluster = field.until("all is well", "ams", back).await?;
-    assert_eq!(cluster["authority_rotation"], Value::Null, "{cluster:#}");
+    assert_eq!(cluster["authorityRotation"], Value::Null, "{cluster:#}");
     let taken = "SELECT count(*) = 1 FROM cluster_snapshot WHERE why = 'ordered'";
     field.fleet.until("a snapshot has the new authority", taken).await?;
     let audited = "SELECT count(*) = 1 FROM audit
@@ -194,9 +194,9 @@ async fn authority_of_a_cluster_of_one_is_replaced_twice() -> TestResult {
     field.ctl(&["loops", "pause", "cluster", "--reason", "the switch is changed"])?;
     field.ctl(&ROTATE)?;
     let step = "the next step would be: its authority is replaced; it continues with: ";
-    let paused = |cluster: &Value| cluster["wait_reasons"].to_string().contains(step);
+    let paused = |cluster: &Value| cluster["waitReasons"].to_string().contains(step);
     let cluster = field.until("it shows why nothing is begun", "ams", paused).await?;
-    assert_eq!(cluster["authority_rotation"]["stage"], Value::Null, "{cluster:#}");
+    assert_eq!(cluster["authorityRotation"]["stage"], Value::Null, "{cluster:#}");
     field.ctl(&["loops", "resume", "cluster", "--reason", "the switch is new"])?;
     field.fleet.until("the order has ended", ENDED).await?;
     let (second, successors) = new_authority(&field, &first).await?;

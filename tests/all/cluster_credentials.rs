@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use rustls::pki_types::pem::PemObject as _;
@@ -12,6 +12,7 @@ use shepherd::curator_client::clock::Clock;
 use shepherd::curator_client::curator_channel::open_channel;
 use shepherd::curator_client::pki::TrustAnchor;
 use shepherd::curator_client::tls::{certified_key, client_config};
+use shepherd::model::time::Timestamp;
 use shepherd::proto::curator::v1 as wire;
 use shepherd::proto::curator::v1::management_client::ManagementClient;
 use tonic::{Code, Status};
@@ -62,13 +63,20 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let scratch = tempfile::tempdir()?;
     let files = scratch.path().join("ams");
     let directory = files.to_str().context("a path")?;
+    // At a time, as with `hold --until`.
+    let end = Timestamp::from(SystemTime::now() + Duration::from_hours(24));
+    let end = end.format("%Y-%m-%dT%H:%M:%SZ").to_string();
     let issue = |holder: &str| {
         let issue = ["cluster", "credentials", "issue", "ams", "--output_dir", directory, "--holder", holder];
-        field.ctl(&[&issue[..], &["--reason", "a look", "-o", "json"]].concat())
+        field.ctl(&[&issue[..], &["--until", &end, "--reason", "a look", "-o", "json"]].concat())
     };
     let made: Value = serde_json::from_str(&issue("kim")?)?;
     assert_eq!(made["credential"]["state"], "valid", "{made:#}");
     let id = made["credential"]["id"].as_str().context("an id")?;
+    // A certificate lasts as long as the rest of the time was when it was ordered, and begins when it is signed.
+    let expires_at = made["credential"]["expires_at"].as_str().context("an end")?.parse::<Timestamp>()?;
+    let late = expires_at - end.parse::<Timestamp>()?;
+    assert!((-60..=600).contains(&late.num_seconds()), "{late}");
     let mode = |name: &str| anyhow::Ok(std::fs::metadata(files.join(name))?.permissions().mode() & 0o777);
     assert_eq!((mode("kim.key")?, mode("kim.crt")?), (0o600, 0o644));
     let key = std::fs::read_to_string(files.join("kim.key"))?;
@@ -111,7 +119,8 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     assert_eq!(audited, 1);
 
     issue("lee")?;
-    field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "kim has left"])?;
+    // By the name of the holder, and later by the beginning of the id.
+    field.ctl(&["cluster", "credentials", "revoke", "ams", "kim", "--reason", "kim has left"])?;
     let end = Instant::now() + PATIENCE;
     while listed(&field, id)?["state"] != "revoked" {
         assert!(Instant::now() < end, "no curator received the revocation: {:#}", listed(&field, id)?);
@@ -121,7 +130,8 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let why = format!("{:?}", refused.expect_err("a certificate that was revoked is taken"));
     assert!(why.contains("is revoked"), "{why}");
     assert_eq!(nodes(&files, "lee", &curators).await??.len(), 3, "that of another is as good as before");
-    let again = field.ctl(&["cluster", "credentials", "revoke", "ams", id, "--reason", "once more"])?;
+    let start = &id[..13];
+    let again = field.ctl(&["cluster", "credentials", "revoke", "ams", start, "--reason", "once more"])?;
     assert!(again.contains("has nothing to revoke"), "{again}");
 
     // The certificate is deleted with its cluster.

@@ -131,7 +131,7 @@ async fn snapshot_gets_one_whole_image_although_shepherds_die() -> TestResult {
     let listed: Value = serde_json::from_str(&output)?;
     let listed = listed["snapshots"].as_array().context("a list")?;
     let of_it = listed.iter().find(|one| one["id"] == stored.1.to_string()).context("its snapshot")?;
-    assert_eq!(of_it["image_bytes"], opened.len(), "{of_it:#}");
+    assert_eq!(of_it["imageBytes"], opened.len().to_string(), "{of_it:#}");
     Ok(())
 }
 
@@ -172,7 +172,7 @@ async fn found_cluster(field: &Field, objects: &[(&str, &[u8])]) -> Result<Strin
     add_bundle(field, "k-1.30", "1.30.1")?;
     let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
     field.ctl(&[&create[..], &["--kubernetes_bundle", "k-1.30", "--reason", "a hall"]].concat())?;
-    let cluster = field.until("it is founded", "ams", |cluster| cluster["voters_reached"] == 1).await?;
+    let cluster = field.until("it is founded", "ams", |cluster| cluster["votersReached"] == 1).await?;
     let member = machines(&cluster, "control-plane")[0]["name"].as_str().context("a name")?.to_owned();
     let client = etcd(field, &member)?;
     for (key, value) in objects {
@@ -263,7 +263,7 @@ async fn kubernetes_objects_come_back_with_a_cluster_that_was_lost() -> TestResu
          AND NOT restoring_with_image";
     field.fleet.until("it is restored", restored).await?;
     before.check("restored")?;
-    let back = |cluster: &Value| cluster["epoch"] == 1 && cluster["voters_reached"] == 1;
+    let back = |cluster: &Value| cluster["epoch"] == "1" && cluster["votersReached"] == 1;
     let cluster = field.until("it is back", "ams", back).await?;
     let restorer = restorer(&cluster, &lost)?;
     let client = etcd(&field, restorer)?;
@@ -342,9 +342,9 @@ async fn cluster_is_restored_once_although_shepherds_die_and_nothing_serves_befo
     let_die_at(&field, "restore-recorded").await?;
 
     field.shepherd = Some(field.fleet.shepherd("survivor", slice::from_ref(&field.endpoint), &FLAGS)?);
-    let back = |cluster: &Value| cluster["voters_reached"] == 1 && cluster["stage"] != "restoring";
+    let back = |cluster: &Value| cluster["votersReached"] == 1 && cluster["stage"] != "restoring";
     let cluster = field.until("it is back", "ams", back).await?;
-    assert_eq!(cluster["epoch"], 2, "the order of the first shepherd was never given: {cluster:#}");
+    assert_eq!(cluster["epoch"], "2", "the order of the first shepherd was never given: {cluster:#}");
     let client = etcd(&field, restorer(&cluster, &lost)?)?;
     for key in &keys {
         let object = until_answered(async || client.get(key).await).await?;

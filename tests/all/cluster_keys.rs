@@ -203,7 +203,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
         "a test",
     ];
     field.ctl(&restore)?;
-    field.until("it is back", "ams", |cluster| settled(cluster) && cluster["epoch"] == 1).await?;
+    field.until("it is back", "ams", |cluster| settled(cluster) && cluster["epoch"] == "1").await?;
     // The removed key is removed again: the snapshot does not know of the removal.
     field.fleet.until("it knows the key in force", REPLACED).await?;
     old.is_out(&field).await?;
@@ -233,7 +233,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
         .await?;
     let issues = field.ctl(&["issues"])?;
     assert!(issues.contains("cluster-key-refused"), "{issues}");
-    let waits = |cluster: &Value| cluster["wait_reasons"].to_string().contains("refuse");
+    let waits = |cluster: &Value| cluster["waitReasons"].to_string().contains("refuse");
     field.until("it says so", "ams", waits).await?;
     sqlx::query(put).bind(kept).execute(&field.fleet.pool).await?;
     field

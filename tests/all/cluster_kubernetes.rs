@@ -66,7 +66,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     ])?;
     assert!(output.contains("with Kubernetes 1.30.1"), "{output}");
     let given = |cluster: &Value| {
-        cluster["kubernetes"]["status"]["in_sync"] == true
+        cluster["kubernetes"]["inSync"] == true
             && have(cluster, "control-plane", "kubernetes-controller")
             && have(cluster, "worker", "kubernetes-worker")
     };
@@ -108,8 +108,8 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
         ["cluster", "kubernetes", "rotate", "ams", "--keys", "clients", "--reason", "a laptop was stolen"];
     field.ctl(&rotate)?;
     let under_way = |cluster: &Value| {
-        cluster["kubernetes"]["status"]["rotations"].to_string().contains("clients")
-            && cluster["kubernetes"]["pending_rotations"].as_array().is_some_and(Vec::is_empty)
+        cluster["kubernetes"]["rotations"].to_string().contains("clients")
+            && cluster["kubernetes"]["pendingRotations"].as_array().is_some_and(Vec::is_empty)
     };
     field.until("it is under way", "ams", under_way).await?;
     let described = field.ctl(&["cluster", "describe", "ams"])?;

@@ -83,8 +83,8 @@ async fn stopped_replacement_is_explained(field: &Field, machine: &str) -> Resul
     let shows = |cluster: &Value| {
         let machines = machines(cluster, "control-plane");
         let waits =
-            |machine: &Value| machine["wait_reason"].as_str().is_some_and(|text| text.contains(stopped));
-        cluster["wait_reasons"].to_string().contains(stopped) && machines.into_iter().all(waits)
+            |machine: &Value| machine["waitReason"].as_str().is_some_and(|text| text.contains(stopped));
+        cluster["waitReasons"].to_string().contains(stopped) && machines.into_iter().all(waits)
     };
     field.until("it shows why its authority is not replaced", "ams", shows).await?;
     let why = field.ctl(&["why", machine])?;
@@ -127,9 +127,9 @@ async fn members_whose_certificates_have_ended_come_back_by_one_order() -> TestR
     renew_peers(&field).await?;
     let sent = "SELECT count(*) = 3 FROM history WHERE event = 'ClusterCertificateSent'";
     field.fleet.until("each member is sent a certificate", sent).await?;
-    let back = |cluster: &Value| settled(cluster) && cluster["voters_reached"] == 3;
+    let back = |cluster: &Value| settled(cluster) && cluster["votersReached"] == 3;
     let cluster = field.until("it is back", "ams", back).await?;
-    assert_eq!((&cluster["epoch"], &cluster["voters"]), (&0.into(), &3.into()), "{cluster:#}");
+    assert_eq!((&cluster["epoch"], &cluster["voters"]), (&"0".into(), &3.into()), "{cluster:#}");
     assert!(field.fleet.holds(sent).await?, "a member was sent more than one");
     let over = "SELECT count(*) = 1 FROM cluster WHERE peer_renewal_requested_at IS NULL";
     assert!(field.fleet.holds(over).await?, "the order has not ended");

@@ -71,14 +71,14 @@ fn has_api_server(cluster: &Value) -> bool {
 
 /// Whether every Secret is encrypted with the key of this number.
 fn is_encrypted_with(cluster: &Value, number: u32) -> bool {
-    let secrets = &cluster["secrets_encryption"];
+    let secrets = &cluster["secretsEncryption"];
     let key = secrets["key"].as_str().unwrap_or_default();
     secrets["stage"] == "settled" && key.starts_with(&format!("key{number}-"))
 }
 
 /// A client of the API server on this machine, as its reconciler.
 fn client(field: &Field, cluster: &Value, machine: &str) -> Result<Other> {
-    let server = cluster["kubernetes"]["status"]["api_servers"][0].as_str().context("an API server")?;
+    let server = cluster["kubernetes"]["apiServers"][0].as_str().context("an API server")?;
     let directory = field.disk(machine).join("cluster/kubernetes/controller");
     Other::new(&ApiServerConnection {
         url: format!("https://{server}"),
@@ -260,7 +260,7 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
         assert!(refused.to_string().contains("--bypass_quorum") && Instant::now() < end, "{refused}");
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     }
-    let back = |cluster: &Value| cluster["epoch"] == 1 && rotated(cluster);
+    let back = |cluster: &Value| cluster["epoch"] == "1" && rotated(cluster);
     let cluster = field.until("it is back", "ams", back).await?;
     let restorer = restorer(&cluster, &member)?.to_owned();
     assert_eq!(read_planted(&field, &restorer).await?, PLANTED, "its key did not come back");

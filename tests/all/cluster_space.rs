@@ -85,7 +85,7 @@ async fn full_etcd_is_an_issue_before_and_has_room_again_without_a_person() -> T
         // The members make room within seconds. A host that is slow sees the next alarm.
         fill(first).await?;
         let cluster = field.cluster("ams")?;
-        if cluster["wait_reasons"].to_string().contains("is full (alarm NOSPACE)") {
+        if cluster["waitReasons"].to_string().contains("is full (alarm NOSPACE)") {
             by_curator |= !issues(&field, "cluster-etcd-full").await?.is_empty();
         }
         by_member |= a_member_reports_it(&field).await?;
@@ -105,7 +105,7 @@ async fn full_etcd_is_an_issue_before_and_has_room_again_without_a_person() -> T
     }
     let joined = |cluster: &Value| settled(cluster) && machines(cluster, "worker").len() == 1;
     let cluster = field.until("the worker has joined", "ams", joined).await?;
-    assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
+    assert_eq!((&cluster["voters"], &cluster["votersReached"]), (&3.into(), &3.into()), "{cluster:#}");
     for id in ["cluster-etcd-full", "cluster-etcd-large"] {
         until("the issue has ended", async || Ok(issues(&field, id).await?.is_empty())).await?;
     }

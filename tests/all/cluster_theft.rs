@@ -149,7 +149,7 @@ async fn stolen_authority_is_replaced_once_by_one_order_although_shepherds_die()
     field.fleet.until("the order has ended", ended).await?;
     until_each(&nodes, |machine, part| check_node(&field, machine, part, &new)).await?;
     let back = |cluster: &Value| {
-        settled(cluster) && cluster["voters_reached"] == 3 && cluster["authority_rotation"] == Value::Null
+        settled(cluster) && cluster["votersReached"] == 3 && cluster["authorityRotation"] == Value::Null
     };
     field.until("all is well", "ams", back).await?;
     let stored: Vec<u8> = sqlx::query_scalar("SELECT statement FROM cluster WHERE statement IS NOT NULL")

@@ -127,7 +127,7 @@ impl Field {
 
     pub(crate) fn cluster(&self, name: &str) -> Result<Value> {
         let output = self.ctl(&["cluster", "describe", name, "-o", "json"])?;
-        Ok(serde_json::from_str::<Value>(&output)?["cluster"].clone())
+        Ok(serde_json::from_str(&output)?)
     }
 
     /// Waits until `is` holds for a cluster.
@@ -208,7 +208,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         "{output}"
     );
     let cluster = field.until("it is settled", "ams", settled).await?;
-    assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
+    assert_eq!((&cluster["voters"], &cluster["votersReached"]), (&3.into(), &3.into()), "{cluster:#}");
     let members = machines(&cluster, "control-plane");
     assert!(members.iter().all(|member| member["roles"][0] == "consensus-member"), "{cluster:#}");
     let workers = machines(&cluster, "worker");
@@ -296,8 +296,9 @@ async fn snapshots_are_taken_sealed_and_listed(field: &Field) -> Result<()> {
     );
     wait_for("it is taken", || Ok(listed()?[0]["reason"] == "ordered")).await?;
     let newest = listed()?.into_iter().next().context("one")?;
-    assert_eq!((&newest["nodes"], &newest["members"], &newest["epoch"]), (&4.into(), &3.into(), &0.into()));
-    assert!(newest["bytes"].as_u64() > Some(1_000), "{newest}");
+    assert_eq!((&newest["nodes"], &newest["members"], &newest["epoch"]), (&4.into(), &3.into(), &"0".into()));
+    let bytes: u64 = newest["bytes"].as_str().context("a 64-bit integer is a text")?.parse()?;
+    assert!(bytes > 1_000, "{newest}");
     let chunks: Vec<Vec<u8>> =
         sqlx::query_scalar("SELECT sealed FROM cluster_snapshot_chunk").fetch_all(&field.fleet.pool).await?;
     assert!(chunks.len() >= 2, "{}", chunks.len());
@@ -335,7 +336,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     write(first)?;
     // A role that is not declared cannot be assigned, and the cluster reports so until it is declared.
     field.ctl(&["cluster", "roles", "ams", "--add_role", "web", "--reason", "the front"])?;
-    let waits = |cluster: &Value| cluster["wait_reasons"].to_string().contains("web");
+    let waits = |cluster: &Value| cluster["waitReasons"].to_string().contains("web");
     field.until("it says what it waits for", "ams", waits).await?;
     let output = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
     assert!(
@@ -420,7 +421,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     let before_creation = planned(&field, &size)?;
     assert_eq!(before_creation["exists"], false, "{before_creation:#}");
     field.ctl(&[&["cluster", "create"], &size[..], &["--reason", "the hall"]].concat())?;
-    let waits = |cluster: &Value| cluster["wait_reasons"][0].as_str().unwrap_or_default().to_owned();
+    let waits = |cluster: &Value| cluster["waitReasons"][0].as_str().unwrap_or_default().to_owned();
     let paused = field.until("it says why it waits", "ams", |cluster| !waits(cluster).is_empty()).await?;
     let message = waits(&paused);
     for part in

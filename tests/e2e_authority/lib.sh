@@ -106,7 +106,7 @@ settled() {
     local now components=0
     [[ -z ${bundle:-} ]] || components=$((9 + 3 * worker_count))
     now=$(cluster)
-    is "$(jq -r '"\(.stage), \(.voters) \(.voters_reached)"' <<<"$now")" "converged, 3 3"
+    is "$(jq -r '"\(.stage), \(.voters) \(.votersReached)"' <<<"$now")" "converged, 3 3"
     is "$(jq '[.machines[] | select(.health == "healthy")] | length' <<<"$now")" "$((3 + worker_count))"
     is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" "$worker_count"
     is "$(jq '[.machines[].kubernetes.components[]? | select(.state == "healthy")] | length' <<<"$now")" "$components"

@@ -62,7 +62,7 @@ settled() {
     local now
     now=$(cluster)
     is "$(jq -r .stage <<<"$now")" converged
-    is "$(jq -r '"\(.voters) \(.voters_reached)"' <<<"$now")" "1 1"
+    is "$(jq -r '"\(.voters) \(.votersReached)"' <<<"$now")" "1 1"
     is "$(jq '[.machines[] | select(.part == "worker") | .services[] | select(.state == "healthy")] | length' <<<"$now")" "$services"
 }
 

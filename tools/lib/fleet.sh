@@ -76,7 +76,7 @@ number_of() { echo "${1#m}"; }
 address_of() { echo "192.0.2.1$(number_of "$1")"; }
 
 # The one cluster of the test.
-cluster() { ctl cluster describe ams -o json | jq .cluster; }
+cluster() { ctl cluster describe ams -o json; }
 part() { cluster | jq -r --arg part "$1" '.machines[] | select(.part == $part) | .name'; }
 
 # Processes of a name on a machine, as `pid start`. The start time distinguishes two processes with the same pid.

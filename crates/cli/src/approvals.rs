@@ -1,17 +1,16 @@
 //! `get approvals`, `approve`: orders that need a second admin (two-person rule).
 
 use clap::Args;
-use serde_json::json;
-use uuid::Uuid;
 
 use crate::client::decode::{decode_timestamp, parse_uuid, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::client::pagination::{Page, fetch_pages};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
-use crate::order::outcome::decode_outcome;
+use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::orders::approval::ApprovalRecord;
@@ -41,27 +40,35 @@ approval the requester gives the same order again, with the idempotency key of t
 /// Arguments of `approve`: the order, and the reason.
 #[derive(Debug, Args)]
 pub struct ApproveArgs {
-    /// UUID of the request, as `get approvals` lists it
-    #[arg(value_name = "APPROVAL")]
-    pub approval: Uuid,
+    /// Request: its UUID, as `get approvals` lists it, or the beginning of it
+    #[arg(value_name = "APPROVAL", value_parser = parse_name)]
+    pub approval: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
 }
 
 /// Lists orders with the state of their approval, newest first.
-pub(crate) async fn list_approvals(client: &FleetClient) -> Result<ObjectList, CliError> {
-    let result = ApprovalsClient::new(client.channel()).list(v1::ListApprovalsRequest {}).await;
-    let mut response = result.map_err(status_to_error)?.into_inner();
-    let now = require_timestamp(response.read_at, "its read time")?;
-    let mut objects = Vec::new();
-    for approval in std::mem::take(&mut response.approvals) {
-        let document = ObjectDocument::of_message(&approval);
-        let line = decode_approval(approval)?;
-        let names = ObjectNames::of_id(line.approval_id.to_string());
-        objects.push(ListedObject { names, rows: vec![approval_row(line, now)], document });
-    }
-    Ok(ObjectList::of_response(ObjectKind::Approval, &response, &COLUMNS, objects))
+pub(crate) async fn list_approvals(client: &FleetClient, limit: Option<u32>) -> Result<ObjectList, CliError> {
+    let mut service = ApprovalsClient::new(client.channel());
+    let pages = fetch_pages(limit, String::new(), async |page| {
+        let request = v1::ListApprovalsRequest { page_size: page.size, page_token: page.token };
+        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let now = require_timestamp(response.read_at, "its read time")?;
+        let approvals = std::mem::take(&mut response.approvals);
+        let lines = approvals.into_iter().map(|approval| approval_object(approval, now));
+        let lines = lines.collect::<Result<Vec<_>, _>>()?;
+        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    })
+    .await?;
+    Ok(ObjectList::of_pages(ObjectKind::Approval, &COLUMNS, pages))
+}
+
+fn approval_object(approval: v1::Approval, now: Timestamp) -> Result<ListedObject, CliError> {
+    let document = ObjectDocument::of_message(&approval);
+    let line = decode_approval(approval)?;
+    let names = ObjectNames::of_id(line.approval_id.to_string());
+    Ok(ListedObject { names, rows: vec![approval_row(line, now)], document })
 }
 
 fn approval_row(line: ApprovalRecord, now: Timestamp) -> Vec<String> {
@@ -94,21 +101,28 @@ fn decode_approval(approval: v1::Approval) -> Result<ApprovalRecord, CliError> {
     })
 }
 
+/// The id of a request. What the order is about is no name of it, because another order may be about the same.
+async fn resolve_approval(client: &FleetClient, text: &str) -> Result<String, CliError> {
+    if let Some(id) = whole_id(text) {
+        return Ok(id);
+    }
+    let approvals = list_approvals(client, None).await?.objects;
+    // The name of a request is its whole UUID.
+    let named = |approval: ListedObject| NamedId { id: approval.names.name, name: None, is_current: true };
+    let objects: Vec<NamedId> = approvals.into_iter().map(named).collect();
+    let space = NameSpace { noun: "approval", list_command: "shepherdctl get approvals" };
+    resolve_id(space, text, &objects)
+}
+
 /// Runs `approve`: approves an order that another admin gave.
 pub async fn approve_order(context: &CommandContext, args: &ApproveArgs) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
-    let approval = args.approval;
+    let approval = resolve_approval(&context.client, &args.approval).await?;
     let give = async |service, order| {
-        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.to_string() };
+        let request = v1::ApproveRequest { order: Some(order), approval_id: approval.clone() };
         ApprovalsClient::new(service).approve(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let done = decode_outcome(response);
-    context.format_outcome(
-        json!({
-            "approval": approval, "changed": done.is_changed(), "outcome": done.kind.as_str(),
-            "message": done.message,
-        }),
-        &format!("{approval} {}", done.message),
-    )
+    let text = format!("{approval} {}", response.message);
+    context.format_outcome(&response, &text)
 }

@@ -1,17 +1,22 @@
 //! `audit`, `get audit`: orders that were given.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::{Page, fetch_pages};
+use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::command::GetArgs;
 use crate::object::document::ObjectDocument;
+use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
 use crate::order::expiry::{encode_timestamp, parse_moment};
+use crate::output::{Format, print_stderr};
 use bmdb::orders::order::Expiry;
 use model::humanize::{absolute_time, humanize_duration};
 use model::time::{Timestamp, before, between};
@@ -20,6 +25,11 @@ use proto::fleet::v1::audit_client::AuditClient;
 
 /// Page size of the list: a record may have the state of its target twice.
 const PAGE_SIZE: i32 = 100;
+/// Number of orders that a table has without `--limit`.
+const DEFAULT_LINES: u32 = 100;
+/// How far a list of newer orders reaches back behind the list before it. A record has the time at which it is written, and
+/// appears when its transaction ends: an order that takes longer than this is not in a watch.
+const OVERLAP: Duration = Duration::from_mins(1);
 
 const COLUMNS: [Column; 8] = [
     Column::always("AGE"),
@@ -42,13 +52,13 @@ Examples:
 #[derive(Debug, Default, Args)]
 pub struct AuditListArgs {
     /// Only orders about this machine
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub machine: Option<String>,
     /// Only orders of this actor: the whole name, or the part before @ (kim)
-    #[arg(long, value_name = "ACTOR")]
+    #[arg(long, value_name = "ACTOR", value_parser = NonEmptyStringValueParser::new())]
     pub actor: Option<String>,
     /// Only orders by this call of the API, such as Machines/Hold, Hold or Machines
-    #[arg(long, value_name = "RPC")]
+    #[arg(long, value_name = "RPC", value_parser = NonEmptyStringValueParser::new())]
     pub rpc: Option<String>,
     /// Only orders since then: a time, or a duration before now (2h)
     #[arg(long, value_name = "WHEN")]
@@ -67,7 +77,7 @@ pub struct AuditArgs {
     /// Filters that select the orders to list.
     #[command(flatten)]
     pub filters: AuditListArgs,
-    /// Maximum number of orders to list [default: all]
+    /// Maximum number of orders to list [default: 100 in a table, otherwise all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: Option<u32>,
     /// Print no line with the names of the columns
@@ -75,14 +85,38 @@ pub struct AuditArgs {
     pub no_headers: bool,
 }
 
+impl AuditArgs {
+    /// How many orders are listed; `None` for all. Output for programs is complete, unless a limit was given.
+    fn line_limit(&self, format: Format) -> Option<u32> {
+        self.limit.or((format == Format::Table).then_some(DEFAULT_LINES))
+    }
+
+    /// The note about a list that was cut although no limit was given.
+    fn cut_note(&self, has_more: bool) -> Option<String> {
+        (has_more && self.limit.is_none()).then(|| {
+            format!(
+                "first {DEFAULT_LINES}, and there are more: give --limit N, or list all with: shepherdctl get audit"
+            )
+        })
+    }
+}
+
+/// Runs `audit`: prints the newest orders.
+pub(crate) async fn print_audit(context: &CommandContext, args: &AuditArgs) -> Result<String, CliError> {
+    let limit = args.line_limit(context.format);
+    let mut list = list_audit(&context.client, &args.filters, limit).await?;
+    list.truncate(limit);
+    if let Some(note) = args.cut_note(list.has_more) {
+        print_stderr(&format!("shepherdctl: {}", context.target_flags.qualify(&note)));
+    }
+    let get = GetArgs { limit: args.limit, no_headers: args.no_headers, ..GetArgs::default() };
+    print_objects(list, &get, &context.output, &context.exit_record, &context.target_flags)
+}
+
 /// The moment of a flag of a request: a time, or a duration before `now`.
-fn resolve_flag(
-    flag: &str,
-    text: Option<&str>,
-    now: Timestamp,
-) -> Result<Option<prost_types::Timestamp>, CliError> {
+fn resolve_flag(flag: &str, text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, CliError> {
     let moment = text.map(|text| parse_moment(flag, text)).transpose()?;
-    Ok(moment.map(|moment| encode_timestamp(resolve_moment(moment, now))))
+    Ok(moment.map(|moment| resolve_moment(moment, now)))
 }
 
 /// The moment that a flag names: a duration counts back from `now`.
@@ -99,10 +133,32 @@ pub(crate) async fn list_audit(
     args: &AuditListArgs,
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
+    Ok(list_records(client, args, None, limit).await?.0)
+}
+
+/// Lists the orders that `args` selects and that are not older than `since`, newest first. The moment is the `since` of the
+/// next such list, which begins a little before the end of this one.
+pub(crate) async fn list_newer_audit(
+    client: &FleetClient,
+    args: &AuditListArgs,
+    since: Option<Timestamp>,
+) -> Result<(ObjectList, Timestamp), CliError> {
+    let (list, read_at) = list_records(client, args, since, None).await?;
+    Ok((list, before(read_at, OVERLAP)))
+}
+
+/// Lists orders that are not older than `since`, newest first. The moment is the database time of the first page.
+async fn list_records(
+    client: &FleetClient,
+    args: &AuditListArgs,
+    since: Option<Timestamp>,
+    limit: Option<u32>,
+) -> Result<(ObjectList, Timestamp), CliError> {
     let mut service = AuditClient::new(client.channel());
     let now = Timestamp::from(SystemTime::now());
-    let since = resolve_flag("since", args.since.as_deref(), now)?;
-    let before = resolve_flag("before", args.before.as_deref(), now)?;
+    let since = resolve_flag("since", args.since.as_deref(), now)?.max(since).map(encode_timestamp);
+    let before = resolve_flag("before", args.before.as_deref(), now)?.map(encode_timestamp);
+    let mut first_read_at = None;
     let pages = fetch_pages(limit, String::new(), async |page| {
         let request = v1::ListAuditRequest {
             page_size: page.size.min(PAGE_SIZE),
@@ -115,12 +171,13 @@ pub(crate) async fn list_audit(
         };
         let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
         let now = require_timestamp(response.read_at, "its read time")?;
+        first_read_at = first_read_at.or(Some(now));
         let records = std::mem::take(&mut response.records);
         let lines = records.iter().map(|record| record_object(record, now)).collect();
         Ok(Page { lines, next_token: response.next_page_token.clone(), response })
     })
     .await?;
-    Ok(ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages))
+    Ok((ObjectList::of_pages(ObjectKind::Audit, &COLUMNS, pages), first_read_at.unwrap_or(now)))
 }
 
 fn record_object(record: &v1::AuditRecord, now: Timestamp) -> ListedObject {
@@ -149,10 +206,25 @@ mod tests {
     use model::time::Span;
 
     #[test]
+    fn table_without_a_limit_has_the_newest_orders_and_says_so() {
+        for (limit, format, expected) in [
+            (None, Format::Table, Some(100)),
+            (None, Format::Json, None),
+            (Some(7), Format::Table, Some(7)),
+            (Some(7), Format::Json, Some(7)),
+        ] {
+            let args = AuditArgs { filters: AuditListArgs::default(), limit, no_headers: false };
+            assert_eq!(args.line_limit(format), expected, "{limit:?} {format:?}");
+            assert_eq!(args.cut_note(true).is_some(), limit.is_none(), "the list says so itself");
+            assert_eq!(args.cut_note(false), None);
+        }
+    }
+
+    #[test]
     fn moment_is_a_time_or_so_long_before_now() {
         let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let flag = |text| resolve_flag("since", Some(text), at(7200));
-        assert_eq!(flag("2h").unwrap(), Some(encode_timestamp(at(0))));
+        assert_eq!(flag("2h").unwrap(), Some(at(0)));
         assert_eq!(resolve_flag("since", None, at(0)).unwrap(), None);
         assert_eq!(flag("yesterday").unwrap_err().exit_code(), ExitCode::WrongCommand);
         assert_eq!(resolve_moment(Expiry::After(Span::hours(2)), at(7200)), at(0));

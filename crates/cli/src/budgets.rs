@@ -1,8 +1,6 @@
 //! `get budgets`, `get brakes`, `budget set`: disruption budgets and brakes.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -11,7 +9,7 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
-use crate::order::outcome::decode_outcome;
+use crate::one_of::one_of;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use model::budget::{BrakeState, BudgetKind, BudgetStatus};
@@ -62,7 +60,7 @@ pub struct SetBudget {
     /// Kind of the budget to change, for example reboot
     #[arg(
         value_name = "KIND",
-        value_parser = PossibleValuesParser::new(BudgetKind::ALL.map(BudgetKind::as_str))
+        value_parser = one_of(BudgetKind::ALL.map(BudgetKind::as_str))
     )]
     pub kind: String,
     /// Maximum number that may start within the window; 0 allows none
@@ -177,12 +175,6 @@ pub async fn set_budget(context: &CommandContext, args: &SetBudget) -> Result<St
         BudgetsClient::new(service).set(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    let done = decode_outcome(response);
-    context.format_outcome(
-        json!({
-            "budget": kind.as_str(), "changed": done.is_changed(), "outcome": done.kind.as_str(),
-            "message": done.message,
-        }),
-        &format!("{} {}", kind.audit_target(), done.message),
-    )
+    let text = format!("{} {}", kind.audit_target(), response.message);
+    context.format_outcome(&response, &text)
 }

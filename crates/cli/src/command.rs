@@ -91,6 +91,7 @@ pub struct Cli {
         env = "SHEPHERD_BMDB_DIALECT",
         hide_env_values = true,
         value_enum,
+        ignore_case = true,
         default_value = "postgres",
         hide_possible_values = true,
         global = true,
@@ -192,7 +193,7 @@ Examples:
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// Shell that runs the script, for example bash
-    #[arg(value_name = "SHELL", value_enum)]
+    #[arg(value_name = "SHELL", value_enum, ignore_case = true)]
     pub shell: clap_complete::Shell,
 }
 
@@ -255,15 +256,16 @@ The objects are selected once. If the time is over, or one of them cannot meet t
 standard error has the reason for each that does not meet it, and the exit code is 1. Ctrl-C ends the waiting."
     )]
     Wait(WaitArgs),
-    /// Show the fleet on one page: machines by phase, throughput of the loops, longest running work
+    /// Show the fleet on one page: overview, machines, clusters, and why a machine is as it is
     #[command(
         after_help = TOP_EXAMPLES,
         long_about = "\
-Show the fleet on one page that is redrawn every few seconds, until you quit (q).
+Show the fleet on a page that is redrawn every few seconds, until you quit (q).
 
 It shows machines by phase, the throughput of the loops, the longest running work, and what needs attention:
-brakes, pauses, failing providers. With --once, or if standard output is not a terminal, the page is printed
-once."
+brakes, pauses, failing providers. Tab leads to the machines and the clusters, Enter opens why the selected
+machine is as it is, and ? lists the keys. The page gives no orders. With --once, or if standard output is not
+a terminal, the overview is printed once."
     )]
     Top(TopArgs),
     /// Switch the two-person rule of the fleet off
@@ -426,6 +428,31 @@ mod tests {
             assert_eq!(error.kind(), clap::error::ErrorKind::ValueValidation, "{line}: {error}");
             let sentence = model::usage_error::format_usage_error(&error, &grammar(), &given);
             assert!(sentence.contains(wrong) && !sentence.contains("there is no flag"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn case_of_a_value_does_not_count() {
+        for line in [
+            "plan --process recovery",
+            "get machines --phase NEEDSHUMAN",
+            "issues --fail_on Critical",
+            "hold sim-1 --reason r --scope POWER",
+            "power ON sim-1 --reason r",
+            "loops pause RECOVERER --reason r",
+            "loops resume Recoverer",
+            "budget set REBOOT --max_count 5 --reason r",
+            "tokens create lee --role OPERATOR --reason r",
+            "cluster create ams --approval MANUAL --reason r",
+            "cluster kubeconfig ams --access VIEWER --reason r",
+            "cluster kubernetes rotate ams --keys CLIENTS --reason r",
+            "completions BASH",
+            "--bmdb_dialect POSTGRES get machines",
+            "--color NEVER get machines",
+        ] {
+            let words = std::iter::once("shepherdctl").chain(line.split(' '));
+            let parsed = grammar().try_get_matches_from(words);
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
     }
 

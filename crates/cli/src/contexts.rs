@@ -177,6 +177,8 @@ mod tests {
         for change in [use_context, delete_context] {
             let error = change(&mut contexts, "a").err();
             assert_eq!(error.map(|error| error.exit_code().number()), Some(3));
+            let error = change(&mut contexts, "").err();
+            assert_eq!(error.map(|error| error.exit_code().number()), Some(2));
         }
     }
 

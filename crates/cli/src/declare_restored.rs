@@ -40,6 +40,7 @@ pub struct DeclareRestoredArgs {
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct DeclareRestoredOutput {
     machines: usize,
     fences_lifted_by: i64,

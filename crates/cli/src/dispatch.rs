@@ -6,7 +6,7 @@
 use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
 use crate::artefacts::orders::{add_artefact, delete_artefact};
-use crate::audit::list_audit;
+use crate::audit::print_audit;
 use crate::budgets::{BudgetCommand, set_budget};
 use crate::cluster::command::run_cluster_command;
 use crate::command::FleetCommand;
@@ -68,12 +68,7 @@ pub(crate) async fn run_fleet_command(
             let (output, record) = (&context.output, &context.exit_record);
             print_objects(list, &GetArgs::default(), output, record, &context.target_flags)
         }
-        FleetCommand::Audit(args) => {
-            let mut list = list_audit(client, &args.filters, args.limit).await?;
-            list.truncate(args.limit);
-            let get = GetArgs { limit: args.limit, no_headers: args.no_headers, ..GetArgs::default() };
-            print_objects(list, &get, &context.output, &context.exit_record, &context.target_flags)
-        }
+        FleetCommand::Audit(args) => print_audit(context, args).await,
         FleetCommand::Plan(args) => show_plan(client, args, format).await,
         FleetCommand::Policy(PolicyCommand::DisableTwoPersonRule(args)) => {
             disable_two_person_rule(context, args).await

@@ -45,6 +45,14 @@ pub enum CliError {
         /// The command that gives the order, with its confirmation.
         command: String,
     },
+    /// The command line is wrong, and another one is what the user means.
+    #[error("{message}")]
+    Corrected {
+        /// What is wrong, as a sentence.
+        message: String,
+        /// The command that is right.
+        command: String,
+    },
     /// The command ended with an error that has an exit code of its own.
     #[error("{message}")]
     Ended {
@@ -56,9 +64,14 @@ pub enum CliError {
     /// The command failed; the text is a sentence.
     #[error("{0}")]
     Failed(String),
-    /// The operator ended the command by Ctrl-C; the text is a sentence about what was and was not ended.
-    #[error("{0}")]
-    Interrupted(String),
+    /// The operator ended the command by Ctrl-C.
+    #[error("{message}")]
+    Interrupted {
+        /// What was ended and what was not, as a sentence.
+        message: String,
+        /// The command that continues, with the flags that name the fleet; `None` if it would be too long.
+        command: Option<String>,
+    },
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] std::io::Error),
@@ -81,6 +94,16 @@ impl CliError {
         }
     }
 
+    /// The command for the user to run next, in a line of its own below the sentence.
+    #[must_use]
+    pub fn next_command(&self) -> Option<&str> {
+        match self {
+            Self::Unconfirmed { command, .. } | Self::Corrected { command, .. } => Some(command),
+            Self::Interrupted { command, .. } => command.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Whether the caller was refused what was requested, so that nothing was done and another attempt ends the same way.
     #[must_use]
     pub const fn is_rejection(&self) -> bool {
@@ -88,20 +111,21 @@ impl CliError {
             self,
             Self::Invalid(_)
                 | Self::Unconfirmed { .. }
+                | Self::Corrected { .. }
                 | Self::Ended { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
                 | Self::Api { exit: ExitCode::WrongCommand | ExitCode::NotFound | ExitCode::Refused, .. }
         )
     }
 
-    /// The error for programs: that of the API, the code that the process exits with, and the command that gives an
-    /// order that was not confirmed.
+    /// The error for programs: that of the API, the code that the process exits with, and the command to
+    /// run next.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut document = error_json(&self.status());
         if let Value::Object(fields) = &mut document {
             fields.insert("exitCode".to_owned(), self.exit_code().number().into());
-            if let Self::Unconfirmed { command, .. } = self {
-                fields.insert("command".to_owned(), command.as_str().into());
+            if let Some(command) = self.next_command() {
+                fields.insert("command".to_owned(), command.into());
             }
         }
         document
@@ -131,10 +155,10 @@ impl CliError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Ended { exit, .. } | Self::Api { exit, .. } => *exit,
-            Self::Invalid(_) | Self::Unconfirmed { .. } => ExitCode::WrongCommand,
+            Self::Invalid(_) | Self::Unconfirmed { .. } | Self::Corrected { .. } => ExitCode::WrongCommand,
             Self::ApprovalRequired { .. } => ExitCode::Refused,
             Self::Bmdb(error) => bmdb_exit_code(error),
-            Self::Interrupted(_) => ExitCode::Interrupted,
+            Self::Interrupted { .. } => ExitCode::Interrupted,
             Self::Failed(_) | Self::Output(_) | Self::Json(_) | Self::Yaml(_) => ExitCode::Failed,
         }
     }
@@ -147,7 +171,7 @@ const fn code_of_exit(exit: ExitCode) -> Code {
         ExitCode::NotFound => Code::NotFound,
         ExitCode::Refused => Code::FailedPrecondition,
         ExitCode::Unreachable | ExitCode::OutcomeUnknown => Code::Unavailable,
-        ExitCode::Interrupted => Code::Cancelled,
+        ExitCode::Interrupted | ExitCode::HungUp | ExitCode::Terminated => Code::Cancelled,
         ExitCode::Done | ExitCode::Failed => Code::Unknown,
     }
 }
@@ -215,6 +239,10 @@ mod tests {
             message: "nothing undoes this order".into(),
             command: "shepherdctl retire m --yes".into(),
         };
+        let interrupted = || CliError::Interrupted {
+            message: "the waiting was ended".into(),
+            command: Some("shepherdctl wait machines m --for retired".into()),
+        };
         let approval = CliError::ApprovalRequired {
             message: "needs an admin".into(),
             idempotency_key: "k7".into(),
@@ -227,7 +255,7 @@ mod tests {
             (ended(ExitCode::Unreachable), 503, "UNAVAILABLE", "", 5),
             (ended(ExitCode::OutcomeUnknown), 503, "UNAVAILABLE", "OUTCOME_UNKNOWN", 6),
             (CliError::Failed("no".into()), 500, "UNKNOWN", "", 1),
-            (CliError::Interrupted("no".into()), 499, "CANCELLED", "", 130),
+            (interrupted(), 499, "CANCELLED", "", 130),
             (approval, 400, "FAILED_PRECONDITION", "APPROVAL_REQUIRED", 4),
             (api("no such cluster"), 400, "FAILED_PRECONDITION", "NO_SUCH_CLUSTER", 3),
             (api(""), 400, "FAILED_PRECONDITION", "", 3),
@@ -241,6 +269,8 @@ mod tests {
             assert_eq!(found["exitCode"], exit, "{found}");
         }
         assert_eq!(unconfirmed().to_json()["command"], "shepherdctl retire m --yes");
+        assert_eq!(interrupted().to_json()["command"], "shepherdctl wait machines m --for retired");
+        assert_eq!(CliError::Invalid("no".into()).to_json().get("command"), None);
     }
 
     #[test]

@@ -86,8 +86,12 @@ pub enum ExitCode {
     Unreachable = 5,
     /// An order may have been carried out or not.
     OutcomeUnknown = 6,
+    /// SIGHUP ended the command: 128 and the number of the signal. Its terminal is gone.
+    HungUp = 129,
     /// Ctrl-C ended the command: 128 and the number of the signal.
     Interrupted = 130,
+    /// SIGTERM ended the command: 128 and the number of the signal.
+    Terminated = 143,
 }
 
 impl ExitCode {

@@ -5,7 +5,6 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 
 use crate::client::decode::{decode_machine_name, decode_timestamp, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -15,6 +14,7 @@ use crate::exit_code::ExitCode;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::one_of::one_of;
 use crate::output::table::terminal_width;
 use model::humanize::humanize_duration;
 use model::issues::{Issue, IssueKind, Severity};
@@ -35,8 +35,7 @@ pub struct IssuesArgs {
     #[arg(
         long = "fail_on",
         value_name = "SEVERITY",
-        value_parser = PossibleValuesParser::new(SEVERITIES.map(Severity::as_str)),
-        ignore_case = true,
+        value_parser = one_of(SEVERITIES.map(Severity::as_str)),
         hide_possible_values = true
     )]
     pub fail_on: Option<String>,
@@ -95,8 +94,7 @@ fn issue_names(issue: &Issue) -> ObjectNames {
 
 /// The exit code for these issues, if issues of the severity `fail_on` and of higher ones are failures.
 fn issues_exit_code(fail_on: Option<&str>, issues: &[Issue]) -> ExitCode {
-    let named =
-        |severity: &Severity| fail_on.is_some_and(|name| severity.as_str().eq_ignore_ascii_case(name));
+    let named = |severity: &Severity| fail_on.is_some_and(|name| severity.as_str() == name);
     let limit = SEVERITIES.into_iter().find(named);
     // The most urgent severity is the least one.
     let fails = limit.is_some_and(|limit| issues.iter().any(|issue| issue.severity <= limit));
@@ -180,7 +178,7 @@ mod tests {
             (Some("critical"), &[Severity::Warning, Severity::Notice], ExitCode::Done),
             (Some("critical"), &[Severity::Notice, Severity::Critical], ExitCode::Failed),
             (Some("warning"), &[Severity::Notice], ExitCode::Done),
-            (Some("Warning"), &[Severity::Critical], ExitCode::Failed),
+            (Some("warning"), &[Severity::Critical], ExitCode::Failed),
             (Some("notice"), &[Severity::Notice], ExitCode::Failed),
         ] {
             let issues: Vec<Issue> = found.iter().copied().map(issue).collect();

@@ -10,8 +10,9 @@
 //! 2. [`client::backend`][] chooses the API of a context, or the services in this process.
 //! 3. [`dispatch`][] calls the function of the verb with the [`context`][]: the client, the output format, and the flags
 //!    of orders. The verb does not know which of the two APIs the client calls.
-//! 4. A verb that reads fetches messages, decodes them into plain types, and pure functions turn those into a table or
-//!    JSON ([`output`][]). A verb that changes something sends an order ([`order`][]).
+//! 4. A verb that reads fetches messages. Their JSON is that of the API ([`object::document`][]). For people it decodes
+//!    them into plain types, and pure functions turn those into text ([`output`][]). A verb that changes something sends
+//!    an order ([`order`][]).
 //! 5. [`run`][] prints the result. An error goes to standard error. The exit code follows from the outcomes of the
 //!    orders, or from the error ([`exit_code`][]).
 //!
@@ -30,8 +31,8 @@
 //!   [`whoami`][], [`version`][].
 //! * What an issue, a phase or a term means: [`explain`][].
 //! * Emergencies: [`debug`][], [`declare_restored`][].
-//! * Below the nouns: [`routine`][] (folded lines), [`order`][], [`context`][], [`target_flags`][] (of commands in
-//!   messages), [`client`][], [`output`][], [`error`][], [`exit_code`][].
+//! * Below the nouns: [`routine`][] (folded lines), [`one_of`][] (values of arguments), [`order`][], [`context`][],
+//!   [`target_flags`][] (of commands in messages), [`client`][], [`output`][], [`error`][], [`exit_code`][].
 //!   Above them: [`run`][], [`dispatch`][], [`command`][], [`completions`][], [`manual`][], [`suggestions`][].
 //!
 //! # Invariants
@@ -81,6 +82,7 @@ pub mod loops;
 pub mod machine;
 pub mod manual;
 pub mod object;
+pub mod one_of;
 pub mod order;
 pub mod output;
 pub mod plan;

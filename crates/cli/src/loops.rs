@@ -1,9 +1,6 @@
 //! `get loops`, `loops pause|resume`: pause control loops.
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use serde::Serialize;
-use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -12,8 +9,8 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::one_of::one_of;
 use crate::order::expiry::{encode_timestamp, parse_until};
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::{reason_or_placeholder, require_why_reason};
 use crate::order::retry::send_order;
 use bmdb::orders::order::Expiry;
@@ -61,7 +58,7 @@ pub enum LoopsCommand {
 #[derive(Debug, Args)]
 pub struct PauseLoop {
     /// Loop to pause, for example recoverer
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = one_of(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Only for the machines of this provider
     #[arg(long, value_name = "NAME")]
@@ -78,7 +75,7 @@ pub struct PauseLoop {
 #[derive(Debug, Args)]
 pub struct ResumeLoop {
     /// Paused loop to resume, for example recoverer
-    #[arg(value_name = "LOOP", value_parser = PossibleValuesParser::new(LoopKind::ALL.map(LoopKind::as_str)))]
+    #[arg(value_name = "LOOP", value_parser = one_of(LoopKind::ALL.map(LoopKind::as_str)))]
     pub name: String,
     /// Provider that was given when the loop was paused
     #[arg(long, value_name = "NAME")]
@@ -89,10 +86,9 @@ pub struct ResumeLoop {
 }
 
 /// A control loop, over all shepherds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoopSummary {
     /// Name of the loop.
-    #[serde(rename = "loop")]
     pub name: String,
     /// Open sessions of its workers.
     pub workers: i64,
@@ -101,7 +97,7 @@ pub struct LoopSummary {
 }
 
 /// A pause of a control loop.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PauseSummary {
     /// The provider whose machines are paused; `None` pauses all.
     pub provider: Option<String>,
@@ -198,7 +194,7 @@ pub async fn pause_loop(context: &CommandContext, args: &PauseLoop) -> Result<St
         LoopsClient::new(service).pause(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, of, provider.as_deref(), response)
+    format_response(context, of, provider.as_deref(), &response)
 }
 
 /// Runs `loops resume`: ends a pause of a loop.
@@ -215,7 +211,7 @@ pub async fn resume_loop(context: &CommandContext, args: &ResumeLoop) -> Result<
         LoopsClient::new(service).resume(request).await
     };
     let response = send_order(context, reason, give).await?;
-    format_response(context, of, provider.as_deref(), response)
+    format_response(context, of, provider.as_deref(), &response)
 }
 
 fn parse_loop(name: &str) -> Result<LoopKind, CliError> {
@@ -226,14 +222,8 @@ fn format_response(
     context: &CommandContext,
     of: LoopKind,
     provider: Option<&str>,
-    response: v1::OrderResponse,
+    response: &v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let done = decode_outcome(response);
-    context.format_outcome(
-        json!({
-            "loop": of.as_str(), "provider": provider, "changed": done.is_changed(),
-            "outcome": done.kind.as_str(), "message": done.message,
-        }),
-        &format!("{} {}", describe_target(of, provider), done.message),
-    )
+    let text = format!("{} {}", describe_target(of, provider), response.message);
+    context.format_outcome(response, &text)
 }

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, process_name, require_timestamp,
@@ -20,6 +20,7 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::next_chunk;
 use crate::error::CliError;
 use crate::object::document::ObjectDocument;
+use crate::one_of::one_of;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::zone::current_zone;
 use crate::output::{Format, format_json};
@@ -53,13 +54,13 @@ const DEFAULT_LINES: u32 = 100;
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Only what happens to this machine
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub machine: Option<String>,
     /// Only what this process does
     #[arg(
         long,
         value_name = "PROCESS",
-        value_parser = PossibleValuesParser::new(Process::ALL.map(Process::as_str))
+        value_parser = one_of(Process::ALL.map(Process::as_str))
     )]
     pub process: Option<String>,
     /// How far to look ahead

@@ -79,12 +79,12 @@ pub async fn disable_two_person_rule(
     let dry_run = context.order_flags.dry_run;
     let outcome = bmdb.disable_two_person_rule(&current_user(), &reason, dry_run).await?.outcome;
     context.exit_record.record(exit_code(CommandEnd::Outcome(outcome.kind)));
-    context.format_outcome(
-        json!({
+    // No call of the API does this, so there is no response to print.
+    context.format_document(&format!("the two-person rule {}", outcome.message), || {
+        Ok(json!({
             "changed": outcome.is_changed(), "outcome": outcome.kind.as_str(), "message": outcome.message,
-        }),
-        &format!("the two-person rule {}", outcome.message),
-    )
+        }))
+    })
 }
 
 /// A row for each setting, with the version first.

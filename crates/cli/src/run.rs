@@ -1,7 +1,6 @@
 //! Entry point: parse arguments, run the command, return the exit code.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
@@ -29,15 +28,15 @@ use crate::object::fetch::arrange_list;
 use crate::object::get::print_objects;
 use crate::object::kind::ObjectKind;
 use crate::object::watch::watch_objects;
-use crate::order::idempotency_key::repeat_command;
+use crate::order::idempotency_key::{repeat_command, stdin_note};
 use crate::order::operator::current_user;
-use crate::order::outcome::OrderTargets;
-use crate::output::color::color_severities;
+use crate::order::outcome::AffectedObjects;
+use crate::output::color::SeverityColors;
 use crate::output::table::terminal_width;
 use crate::output::terminal::format_help;
 use crate::output::zone::{Zone, current_zone, set_current_zone};
 use crate::output::{Format, Output, print_command, print_stderr, print_text, report_error};
-use crate::selector_hint::suggest_label_selector;
+use crate::selector_hint::{suggest_label_selector, suggest_selection};
 use crate::suggestions::suggest_command;
 use crate::target_flags::TargetFlags;
 use crate::top::{is_interactive, run_interactive};
@@ -108,7 +107,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
             report_error(&error, &line.cli.output, &line.target_flags);
             // For programs, the key is in the details of the error.
             if let Some(key) = error.idempotency_key().filter(|_| line.cli.output != Output::Json) {
-                print_command(&format!("  {}", repeat_command(&line.arguments, key)));
+                let note = stdin_note(&line.arguments);
+                if !note.is_empty() {
+                    print_stderr(&format!("Run the line below{note}."));
+                }
+                print_command(&repeat_command(&line.arguments, key));
             }
             error.exit_code().number()
         }
@@ -116,12 +119,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
 }
 
 /// The text of a command as its user gets it: with times in the zone of the user, and on a terminal in lines that fit, and
-/// coloured by severity. JSON and logs stay as they are.
+/// coloured by severity. JSON, logs and files stay as they are.
 fn lay_out(cli: &Cli, text: String) -> String {
     let (is_ours, has_severities) = match &cli.command {
-        // The text of a log is not ours.
         Command::Fleet(command) => (
-            !matches!(**command, FleetCommand::Logs(_)),
+            !prints_content(command),
             prints_objects(command)
                 || matches!(
                     **command,
@@ -134,14 +136,16 @@ fn lay_out(cli: &Cli, text: String) -> String {
     if !is_ours || cli.output.format() != Format::Table {
         return text;
     }
-    let text = fit_text(&current_zone().localize(&text), terminal_width());
-    let variable = |name| std::env::var_os(name);
-    let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
-    let on_terminal = std::io::stdout().is_terminal();
-    if has_severities && cli.color.is_wanted(on_terminal, no_color.as_deref(), term.as_deref()) {
-        color_severities(&text)
-    } else {
-        text
+    let text = fit_answer(&cli.command, &current_zone().localize(&text), terminal_width());
+    if has_severities { SeverityColors::of_stdout(cli.color).apply(text) } else { text }
+}
+
+/// The text of a command in lines of at most `width` columns. A page of the documentation is in such lines already, except
+/// its code, which is not wrapped: half a command does something else.
+fn fit_answer(command: &Command, text: &str, width: Option<usize>) -> String {
+    match command {
+        Command::Explain(_) => text.to_owned(),
+        _ => fit_text(text, width),
     }
 }
 
@@ -193,8 +197,9 @@ async fn run_command(
         format: cli.output.format(),
         order_flags: line.order_flags.clone(),
         exit_record,
-        order_targets: OrderTargets::default(),
+        order_targets: AffectedObjects::default(),
         target_flags: line.target_flags.clone(),
+        colors: SeverityColors::of_stdout(cli.color),
         arguments: line.arguments.clone(),
     };
     let answer = run_with_context(cli, command, &context).await;
@@ -209,8 +214,9 @@ async fn run_with_context(
 ) -> Result<String, CliError> {
     // A watch has printed its output already.
     if let FleetCommand::Watch(args) = command {
-        let request = WatchRequest::of_watch(args, &cli.output, &context.target_flags);
-        return watch_machines(&context.client, &request).await.map(|()| String::new());
+        return watch_machines(&context.client, &WatchRequest::of_watch(context, args))
+            .await
+            .map(|()| String::new());
     }
     if let FleetCommand::Get(get) = command
         && get.watch
@@ -228,7 +234,7 @@ async fn run_with_context(
     if let FleetCommand::Top(args) = command
         && is_interactive(args, &cli.output)
     {
-        return run_interactive(&context.client, args).await.map(|()| String::new());
+        return run_interactive(context, args).await.map(|()| String::new());
     }
     let answer = run_fleet_command(command, context).await?;
     let answer = if prints_messages(command) && context.format == Format::Table {
@@ -251,31 +257,34 @@ async fn run_with_context(
 
 /// Runs `get KIND --watch`.
 async fn watch_list(context: &CommandContext, get: &GetCommand) -> Result<(), CliError> {
-    let (client, output, target_flags) = (&context.client, &context.output, &context.target_flags);
     if get.kind != ObjectKind::Machine {
-        return watch_objects(client, get, output, target_flags).await;
+        return watch_objects(context, get).await;
     }
-    let headers = !get.args.no_headers;
-    let list = &get.selection.machines;
-    let request = WatchRequest::of_list(&get.args.names, list, headers, output, target_flags);
-    watch_machines(client, &request).await
+    watch_machines(&context.client, &WatchRequest::of_list(context, &get.args, &get.selection.machines)).await
 }
 
-/// Whether the text of the command has messages that name commands to run. The others show what people and machines
-/// wrote, as it is.
+/// Whether the text of the command has messages that name commands to run, such as what a machine waits for. The others show
+/// what people and machines wrote, as it is.
 fn prints_messages(command: &FleetCommand) -> bool {
     match command {
         FleetCommand::Get(get) => get.kind == ObjectKind::Issue,
         FleetCommand::Describe(describe) => {
-            matches!(describe.kind, ObjectKind::Issue | ObjectKind::Cluster)
+            matches!(
+                describe.kind,
+                ObjectKind::Issue | ObjectKind::Cluster | ObjectKind::Machine | ObjectKind::Update
+            )
         }
-        FleetCommand::Timeline(_)
-        | FleetCommand::Logs(_)
-        | FleetCommand::Plan(_)
-        | FleetCommand::Watch(_)
-        | FleetCommand::Top(_)
-        | FleetCommand::Debug(_) => false,
+        FleetCommand::Logs(_) | FleetCommand::Watch(_) | FleetCommand::Debug(_) => false,
         _ => true,
+    }
+}
+
+/// Whether the command prints the content of a log or of a file, which is not ours to lay out.
+fn prints_content(command: &FleetCommand) -> bool {
+    match command {
+        FleetCommand::Logs(_) => true,
+        FleetCommand::Cluster(ClusterCommand::Kubeconfig(args)) => args.output_file.is_none(),
+        _ => false,
     }
 }
 
@@ -457,13 +466,14 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
     let is_mistake =
         error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     // A corrected command has the flags of the given one, and help is the same for every fleet.
-    let sentence = unavailable_command(error, given)
-        .map(|sentence| target_flags.qualify(&sentence))
+    let mistake = unavailable_command(error, given)
+        .map(|sentence| CliError::Invalid(target_flags.qualify(&sentence)))
         .or_else(|| suggest_label_selector(error, given))
-        .or_else(|| is_mistake.then(|| format_usage_error(error, &grammar(), given)));
-    if let Some(sentence) = sentence {
+        .or_else(|| suggest_selection(error, given).map(CliError::Invalid))
+        .or_else(|| is_mistake.then(|| CliError::Invalid(format_usage_error(error, &grammar(), given))));
+    if let Some(mistake) = mistake {
         let output = Output::requested_by(given);
-        report_error(&CliError::Invalid(sentence), &output, &TargetFlags::default());
+        report_error(&mistake, &output, &TargetFlags::default());
     } else {
         let help = format_help(&error.render().to_string());
         if error.use_stderr() {
@@ -479,6 +489,79 @@ fn print_usage(error: &clap::Error, given: &[OsString], target_flags: &TargetFla
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn parsed(line: &str) -> Command {
+        let matches = grammar().try_get_matches_from(line.split(' ')).unwrap();
+        Cli::from_arg_matches(&matches).unwrap().command
+    }
+
+    #[test]
+    fn content_of_logs_and_files_is_not_laid_out() {
+        for (line, expected) in [
+            ("shepherdctl logs m", true),
+            ("shepherdctl cluster kubeconfig ams --reason r", true),
+            ("shepherdctl cluster kubeconfig ams --reason r --output_file f", false),
+            ("shepherdctl get machines", false),
+        ] {
+            let Command::Fleet(command) = parsed(line) else { panic!("{line}") };
+            assert_eq!(prints_content(&command), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn code_of_a_page_is_not_wrapped() {
+        let code = "    shepherdctl hold sim-1 --reason 'a disk'\n";
+        assert_eq!(fit_answer(&parsed("shepherdctl explain hold"), code, Some(30)), code);
+        let wrapped = fit_answer(&parsed("shepherdctl issues"), "one two three four\n", Some(10));
+        assert_eq!(wrapped, "one two\nthree four\n");
+    }
+
+    #[test]
+    fn texts_with_sentences_of_the_fleet_have_commands() {
+        for (line, expected) in [
+            ("why m", true),
+            ("issues", true),
+            ("get issues", true),
+            ("describe issue i", true),
+            ("describe cluster ams", true),
+            ("describe machine m", true),
+            ("describe update u", true),
+            ("plan", true),
+            ("timeline m", true),
+            ("top", true),
+            ("hold m --reason r", true),
+            ("get machines", false),
+            ("describe audit a", false),
+            ("logs m", false),
+        ] {
+            let matches = grammar().try_get_matches_from(["shepherdctl"].into_iter().chain(line.split(' ')));
+            let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap();
+            let Command::Fleet(command) = cli.command else { panic!("{line} is about no fleet") };
+            assert_eq!(prints_messages(&command), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn empty_value_of_a_flag_selects_nothing() {
+        for line in [
+            "get machines --location=",
+            "watch --provider=",
+            "wait machines --for healthy --product=",
+            "hold --reason r --manufacturer=",
+            "retire --reason r --fact= --yes_count 3",
+            "audit --machine=",
+            "audit --actor=",
+            "get audit --rpc=",
+            "plan --machine=",
+        ] {
+            let arguments: Vec<OsString> =
+                ["shepherdctl"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
+            let error = grammar().try_get_matches_from(&arguments).unwrap_err();
+            let sentence = format_usage_error(&error, &grammar(), &arguments);
+            assert_eq!(error.exit_code(), 2, "{line}");
+            assert!(sentence.contains("> needs a value; see `shepherdctl "), "{line}: {sentence}");
+        }
+    }
 
     #[test]
     fn install_is_answered_with_one_sentence() {

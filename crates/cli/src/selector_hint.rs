@@ -1,21 +1,26 @@
-//! Hint for a selector as kubectl has it: there, each key is that of a label.
+//! Hints about selectors: for one as kubectl has it, where each key is that of a label, and for an order without one.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::command::grammar;
+use crate::error::CliError;
 use crate::order::idempotency_key::mask_url_password;
 use model::excerpt::Excerpt;
 use model::selector::correct_label_keys;
 use model::shell_words;
+use model::usage_error::format_usage_error;
 
+/// The machines of an order, as the parser names them.
+const MACHINES: &str = "<M>...";
 /// Most characters of the selector that the sentence repeats.
 const MAX_SHOWN_CHARS: usize = 100;
 
-/// The sentence for a selector in which only the words before the keys of labels are missing, with the command that has
+/// The error for a selector in which only the words before the keys of labels are missing, with the command that has
 /// them. `arguments` are those of the process, its own name first.
 #[must_use]
-pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Option<CliError> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -25,15 +30,26 @@ pub fn suggest_label_selector(error: &clap::Error, arguments: &[OsString]) -> Op
     let typed = text(ContextKind::InvalidValue)?;
     let corrected = replace_selector(arguments, typed, &correct_label_keys(typed)?)?;
     let command: Vec<String> = corrected.iter().map(|word| quote_word(&mask_url_password(word))).collect();
-    Some(format!(
-        "{:?} has no key that exists; to select by labels, run: shepherdctl {}",
-        Excerpt::within(typed, MAX_SHOWN_CHARS)?.as_str(),
-        command.join(" ")
-    ))
+    let message = format!(
+        "{:?} has no key that exists; to select by labels, run the line below",
+        Excerpt::within(typed, MAX_SHOWN_CHARS)?.as_str()
+    );
+    Some(CliError::Corrected { message, command: format!("shepherdctl {}", command.join(" ")) })
+}
+
+/// The sentence for an order without machines and without filters: the parser names only the machines. `arguments` are
+/// those of the process, its own name first.
+#[must_use]
+pub fn suggest_selection(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+    let lacks_machines = error.kind() == ErrorKind::MissingRequiredArgument
+        && missing.iter().any(|argument| argument == MACHINES);
+    let sentence = lacks_machines.then(|| format_usage_error(error, &grammar(), arguments))?;
+    Some(sentence.replacen(MACHINES, &format!("{MACHINES} (or -l <SELECTOR>)"), 1))
 }
 
 /// A word for a shell. An equals sign within a word needs no quotes there.
-fn quote_word(word: &str) -> String {
+pub(crate) fn quote_word(word: &str) -> String {
     let plain = word.replace('=', "_");
     let is_plain = !word.starts_with('=') && shell_words::quote_if_needed(&plain) == plain;
     if is_plain { word.to_owned() } else { shell_words::quote_if_needed(word) }
@@ -61,7 +77,30 @@ fn replace_selector(arguments: &[OsString], typed: &str, corrected: &str) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::grammar;
+
+    #[test]
+    fn order_without_machines_is_answered_with_both_ways_to_give_them() {
+        for (line, names_both) in [
+            (&["hold", "--yes_count", "3", "--reason", "r"][..], true),
+            (&["hold"], true),
+            (&["retry"], true),
+            (&["--context", "prod", "quarantine", "--reason", "r"], true),
+            (&["why"], false),
+            (&["hold", "sim-0007"], false),
+            (&["hold", "-l", "phase=Redy", "--reason", "r"], false),
+        ] {
+            let line: Vec<OsString> = ["shepherdctl"].iter().chain(line).map(OsString::from).collect();
+            let error = grammar().try_get_matches_from(&line).unwrap_err();
+            let found = suggest_selection(&error, &line);
+            assert_eq!(found.is_some(), names_both, "{line:?}: {found:?}");
+            let sentence = found.unwrap_or_default();
+            assert_eq!(sentence.contains("<M>... (or -l <SELECTOR>)"), names_both, "{line:?}: {sentence}");
+        }
+        let line = ["shepherdctl", "retry"].map(OsString::from);
+        let error = grammar().try_get_matches_from(&line).unwrap_err();
+        let expected = "give <M>... (or -l <SELECTOR>); see `shepherdctl retry --help`";
+        assert_eq!(suggest_selection(&error, &line).as_deref(), Some(expected));
+    }
 
     #[test]
     fn selector_of_kubectl_is_answered_with_the_command_that_selects_by_labels() {
@@ -93,8 +132,9 @@ mod tests {
             let error = grammar().try_get_matches_from(&line).unwrap_err();
             let found = suggest_label_selector(&error, &line);
             assert_eq!(found.is_some(), expected.is_some(), "{line:?}: {found:?}");
-            if let (Some(sentence), Some(command)) = (found, expected) {
-                assert!(sentence.ends_with(&format!("; to select by labels, run: {command}")), "{sentence}");
+            if let (Some(error), Some(command)) = (found, expected) {
+                assert!(error.to_string().ends_with("; to select by labels, run the line below"), "{error}");
+                assert_eq!(error.next_command(), Some(command));
                 let words = shell_words::split(command).unwrap();
                 let parsed = grammar().try_get_matches_from(words);
                 assert!(parsed.is_ok(), "{command}: {:?}", parsed.err());

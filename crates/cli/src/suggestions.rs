@@ -4,12 +4,22 @@
 //! each verb of those tools that has another name here is a row of `SUGGESTIONS`, and the words for kinds are in the table
 //! of kinds ([`crate::object::kind`]). A verb that exists in some group only is found there. A test parses each command
 //! that is suggested.
+//!
+//! The names that the user typed are in the suggested command, as far as the parser takes it then. So it can be run as it
+//! is, except for reasons and other words in capitals.
 
 use std::ffi::OsString;
 
 use clap::Command;
 
 use crate::object::kind::{KINDS, KindRow, ObjectKind};
+use crate::selector_hint::quote_word;
+use model::plain_text::is_hidden;
+
+/// Words in the commands of suggestions for the names of what a command is about.
+const NAME_PLACEHOLDERS: [&str; 4] = ["M", "NAME", "UPDATE", "CREDENTIAL"];
+/// The word in a command for the labels to set.
+const LABEL_PLACEHOLDER: &str = "KEY=VALUE";
 
 /// What a user may type, and what to run in its place.
 struct Suggestion {
@@ -121,19 +131,64 @@ pub fn suggest_command(grammar: &Command, word: &str, arguments: &[OsString]) ->
     let place = words.iter().position(|found| *found == word)?;
     let before = place.checked_sub(1).and_then(|place| words.get(place)).copied();
     let after = words.get(place + 1).copied();
+    let names_from = |place: usize| typed_names(words.get(place..).unwrap_or_default());
     match before.filter(|before| grammar.find_subcommand(before).is_some()) {
-        Some(before) => find_suggestion(&[before, word]).or_else(|| suggest_kind(before, word)),
+        Some(before) => {
+            let names = names_from(place + 1);
+            find_suggestion(grammar, &[before, word], &names)
+                .or_else(|| suggest_kind(grammar, before, word, &names))
+        }
         None => after
-            .and_then(|after| find_suggestion(&[word, after]))
-            .or_else(|| find_suggestion(&[word]))
-            .or_else(|| suggest_group(grammar, word, after))
+            .and_then(|after| find_suggestion(grammar, &[word, after], &names_from(place + 2)))
+            .or_else(|| find_suggestion(grammar, &[word], &names_from(place + 1)))
+            .or_else(|| suggest_group(grammar, word, after, &names_from(place + 2)))
             .or_else(|| suggest_verb_of_groups(grammar, word)),
     }
 }
 
-fn find_suggestion(typed: &[&str]) -> Option<String> {
+/// The names that a user typed: the words before the first flag, because a word after a flag may be its value. The word
+/// for a kind in front of them, as in `edit cluster prod`, is none. Words with hidden characters are not repeated.
+fn typed_names<'a>(rest: &[&'a str]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = rest.iter().copied().take_while(|word| !word.starts_with('-')).collect();
+    if names.iter().any(|name| name.is_empty() || name.contains(is_hidden)) {
+        return Vec::new();
+    }
+    let is_kind =
+        |word: &str| ObjectKind::find(word).is_some() || KINDS.iter().any(|row| row.foreign.contains(&word));
+    if names.len() > 1 && is_kind(names[0]) {
+        names.remove(0);
+    }
+    names
+}
+
+/// The command with these names in the place of the word for them, or at its end if it has none. It stays as it is if the
+/// parser does not take it with all of them: one of `scale deployment web` is no name.
+fn fill_command(grammar: &Command, command: &str, names: &[&str]) -> String {
+    let words = with_names(command, names);
+    if names.is_empty() || grammar.clone().try_get_matches_from(&words).is_err() {
+        return command.to_owned();
+    }
+    words.into_iter().map(quote_word).collect::<Vec<_>>().join(" ")
+}
+
+/// The words of the command, with the names.
+fn with_names<'a>(command: &'a str, names: &[&'a str]) -> Vec<&'a str> {
+    let has_labels = names.iter().any(|name| name.contains('='));
+    let words = command.split(' ').filter(|word| !has_labels || *word != LABEL_PLACEHOLDER);
+    let mut words: Vec<&str> = words.collect();
+    match words.iter().position(|word| NAME_PLACEHOLDERS.contains(word)) {
+        Some(place) => drop(words.splice(place..=place, names.iter().copied())),
+        None => words.extend_from_slice(names),
+    }
+    words
+}
+
+fn find_suggestion(grammar: &Command, typed: &[&str], names: &[&str]) -> Option<String> {
     let found = SUGGESTIONS.iter().find(|known| known.typed == typed)?;
-    Some(sentence(&typed.join(" "), found.purpose, found.command))
+    let has_place = found.command.split(' ').any(|word| NAME_PLACEHOLDERS.contains(&word));
+    let command =
+        if has_place { fill_command(grammar, found.command, names) } else { found.command.to_owned() };
+    Some(sentence(&typed.join(" "), found.purpose, &command))
 }
 
 fn sentence(typed: &str, purpose: &str, command: &str) -> String {
@@ -141,34 +196,36 @@ fn sentence(typed: &str, purpose: &str, command: &str) -> String {
 }
 
 /// For `get` or `describe` with another tool's word for a kind, and for a group of ours with a verb that reads.
-fn suggest_kind(before: &str, word: &str) -> Option<String> {
+fn suggest_kind(grammar: &Command, before: &str, word: &str, names: &[&str]) -> Option<String> {
     let typed = format!("{before} {word}");
     if let Some(kind) = ObjectKind::find(before) {
         return match word {
-            "get" | "list" | "ls" => Some(list_sentence(&typed, kind.row())),
-            "describe" | "show" => Some(page_sentence(&typed, kind.row())),
+            "get" | "list" | "ls" => Some(list_sentence(grammar, &typed, kind.row(), names)),
+            "describe" | "show" => Some(page_sentence(grammar, &typed, kind.row(), names)),
             _ => None,
         };
     }
     let row = KINDS.iter().find(|row| row.foreign.contains(&word))?;
     match before {
-        "get" => Some(list_sentence(&typed, row)),
-        "describe" => Some(page_sentence(&typed, row)),
+        "get" => Some(list_sentence(grammar, &typed, row, names)),
+        "describe" => Some(page_sentence(grammar, &typed, row, names)),
         _ => None,
     }
 }
 
-fn list_sentence(typed: &str, row: &KindRow) -> String {
-    sentence(typed, &format!("list {}", row.plural), &format!("shepherdctl get {}", row.plural))
+fn list_sentence(grammar: &Command, typed: &str, row: &KindRow, names: &[&str]) -> String {
+    let command = format!("shepherdctl get {}", row.plural);
+    sentence(typed, &format!("list {}", row.plural), &fill_command(grammar, &command, names))
 }
 
-fn page_sentence(typed: &str, row: &KindRow) -> String {
+fn page_sentence(grammar: &Command, typed: &str, row: &KindRow, names: &[&str]) -> String {
     let name = if row.kind == ObjectKind::Policy { "" } else { " NAME" };
-    sentence(typed, "show all of it", &format!("shepherdctl describe {}{name}", row.singular))
+    let command = format!("shepherdctl describe {}{name}", row.singular);
+    sentence(typed, "show all of it", &fill_command(grammar, &command, names))
 }
 
 /// For the word of a kind in the place of a verb: the group of that kind if it has the next word, or its list.
-fn suggest_group(grammar: &Command, word: &str, after: Option<&str>) -> Option<String> {
+fn suggest_group(grammar: &Command, word: &str, after: Option<&str>, names: &[&str]) -> Option<String> {
     let row = ObjectKind::find(word)?.row();
     let groups = [row.singular, row.plural].into_iter().filter(|group| *group != word);
     let found = groups.filter_map(|group| grammar.find_subcommand(group)).find_map(|group| {
@@ -177,9 +234,10 @@ fn suggest_group(grammar: &Command, word: &str, after: Option<&str>) -> Option<S
     });
     Some(match found {
         Some((group, verb)) => {
-            sentence(&format!("{word} {verb}"), "do that", &format!("shepherdctl {group} {verb}"))
+            let command = fill_command(grammar, &format!("shepherdctl {group} {verb}"), names);
+            sentence(&format!("{word} {verb}"), "do that", &command)
         }
-        None => list_sentence(word, row),
+        None => list_sentence(grammar, word, row, &[]),
     })
 }
 
@@ -265,14 +323,27 @@ mod tests {
     #[test]
     fn command_is_suggested_by_the_words_around_the_unknown_one() {
         for (line, word, expected) in [
-            ("cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
-            ("drain sim-0007 --ignore-daemonsets", "drain", Some("shepherdctl hold M --reason TEXT")),
-            ("--context prod cordon sim-0007", "cordon", Some("shepherdctl hold M --reason TEXT")),
-            ("delete machine sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
-            ("delete cluster prod", "delete", Some("shepherdctl cluster delete NAME --reason TEXT")),
-            ("delete node sim-0007", "delete", Some("shepherdctl retire M --reason TEXT")),
-            ("delete token 7", "delete", Some("shepherdctl tokens revoke CREDENTIAL --reason TEXT")),
-            ("delete update u1", "delete", Some("shepherdctl update abort UPDATE --reason TEXT")),
+            ("cordon", "cordon", Some("shepherdctl hold M --reason TEXT")),
+            ("cordon sim-0007", "cordon", Some("shepherdctl hold sim-0007 --reason TEXT")),
+            ("cordon sim-0007 sim-0008", "cordon", Some("shepherdctl hold sim-0007 sim-0008 --reason TEXT")),
+            ("cordon it's", "cordon", Some("shepherdctl hold \"it's\" --reason TEXT")),
+            // Hidden characters are not repeated, and a word after a flag may be its value.
+            ("cordon sim\u{200b}", "cordon", Some("shepherdctl hold M --reason TEXT")),
+            ("drain --timeout 5m", "drain", Some("shepherdctl hold M --reason TEXT")),
+            ("drain sim-0007 --ignore-daemonsets", "drain", Some("shepherdctl hold sim-0007 --reason TEXT")),
+            ("--context prod cordon sim-0007", "cordon", Some("shepherdctl hold sim-0007 --reason TEXT")),
+            ("status sim-0007", "status", Some("shepherdctl why sim-0007")),
+            ("status sim-0007 sim-0008", "status", Some("shepherdctl why M")),
+            (
+                "scale deployment web",
+                "scale",
+                Some("shepherdctl cluster scale NAME --workers 3 --reason TEXT"),
+            ),
+            ("annotate node sim-0007 a=b", "annotate", Some("shepherdctl label sim-0007 a=b")),
+            ("delete machine sim-0007", "delete", Some("shepherdctl retire sim-0007 --reason TEXT")),
+            ("delete cluster prod", "delete", Some("shepherdctl cluster delete prod --reason TEXT")),
+            ("delete node sim-0007", "delete", Some("shepherdctl retire sim-0007 --reason TEXT")),
+            ("delete update u1", "delete", Some("shepherdctl update abort u1 --reason TEXT")),
             // No kind of ours, and no kind at all: what can be deleted.
             (
                 "delete pod web",
@@ -291,19 +362,22 @@ mod tests {
             ),
             ("create token", "create", Some("shepherdctl tokens create NAME --role viewer --reason TEXT")),
             ("create -f prod.toml", "create", Some("cluster create NAME --workers 3 --reason TEXT")),
-            ("config use-context prod", "config", Some("shepherdctl contexts use NAME")),
+            ("apply -f prod.toml", "apply", Some("cluster create NAME --workers 3 --reason TEXT")),
+            ("edit cluster prod", "edit", Some("cluster scale prod --workers 3 --reason TEXT")),
+            ("config use-context prod", "config", Some("shepherdctl contexts use prod")),
             ("auth whoami", "auth", Some("shepherdctl whoami")),
-            ("context use prod", "context", Some("shepherdctl contexts use")),
+            ("context use prod", "context", Some("shepherdctl contexts use prod")),
             ("config get-contexts", "config", Some("shepherdctl get contexts")),
-            ("rollout status prod", "rollout", Some("shepherdctl describe update UPDATE")),
+            ("rollout status prod", "rollout", Some("shepherdctl describe update prod")),
             ("get nodes -o wide", "nodes", Some("shepherdctl get machines")),
-            ("describe pod web", "pod", Some("shepherdctl describe machine NAME")),
+            ("get nodes sim-0007", "nodes", Some("shepherdctl get machines sim-0007")),
+            ("describe pod web", "pod", Some("shepherdctl describe machine web")),
             ("tokens get", "get", Some("shepherdctl get tokens")),
-            ("update describe u1", "describe", Some("shepherdctl describe update NAME")),
+            ("update describe u1", "describe", Some("shepherdctl describe update u1")),
             ("policy get", "get", Some("shepherdctl get policy")),
             ("machines", "machines", Some("shepherdctl get machines")),
             ("token create lee", "token", Some("shepherdctl tokens create")),
-            ("budgets set reboot", "budgets", Some("shepherdctl budget set")),
+            ("budgets set", "budgets", Some("shepherdctl budget set")),
             ("get frobs", "frobs", None),
             // `status` of something else than a machine.
             ("cluster status prod", "status", None),

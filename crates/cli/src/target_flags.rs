@@ -8,6 +8,7 @@ use std::ffi::OsString;
 
 use clap::Command;
 
+use crate::order::idempotency_key::mask_url_password;
 use model::shell_words::quote_if_needed;
 
 const PROGRAM: &str = "shepherdctl";
@@ -35,26 +36,35 @@ pub struct TargetFlags {
 }
 
 impl TargetFlags {
-    /// The flags of these arguments, the program's own name first.
+    /// The flags of these arguments, the program's own name first. The password of a database is masked.
     #[must_use]
     pub fn from_arguments(arguments: &[OsString], grammar: &Command) -> Self {
         let mut words =
             arguments.iter().skip(1).filter_map(|word| word.to_str()).take_while(|word| *word != "--");
+        let (mut context, mut is_direct, mut database) = (None, false, Vec::new());
         while let Some(word) = words.next() {
-            let context = match word.split_once('=') {
-                Some(("--context", name)) => Some(name),
-                None if word == "--context" => words.next(),
-                _ => None,
-            };
-            let flags = match context {
-                Some(name) => format!("--context {}", quote_if_needed(name)),
-                None if word == "--direct" => word.to_owned(),
-                None => continue,
-            };
-            let commands = grammar.get_subcommands().map(|command| command.get_name().to_owned());
-            return Self { flags, name_context: context.is_some(), commands: commands.collect() };
+            let (flag, value) =
+                word.split_once('=').map_or((word, None), |(flag, value)| (flag, Some(value)));
+            match flag {
+                "--direct" => is_direct = true,
+                "--context" => context = context.or(value.or_else(|| words.next())),
+                "--bmdb_url" | "--bmdb_dialect" => {
+                    let value = value.or_else(|| words.next()).map(mask_url_password);
+                    database.extend(value.map(|value| format!("{flag} {}", quote_if_needed(&value))));
+                }
+                _ => {}
+            }
         }
-        Self::default()
+        // A command that names a context uses no database.
+        let flags = match context {
+            Some(name) => vec![format!("--context {}", quote_if_needed(name))],
+            None => is_direct.then(|| "--direct".to_owned()).into_iter().chain(database).collect(),
+        };
+        if flags.is_empty() {
+            return Self::default();
+        }
+        let commands = grammar.get_subcommands().map(|command| command.get_name().to_owned());
+        Self { flags: flags.join(" "), name_context: context.is_some(), commands: commands.collect() }
     }
 
     /// A text in which each command of `shepherdctl` has these flags. A line may have been broken between two words.
@@ -112,6 +122,16 @@ mod tests {
             ("shepherdctl --context prod why m", "--context prod"),
             ("shepherdctl why m --context=prod", "--context prod"),
             ("shepherdctl why m --direct", "--direct"),
+            (
+                "shepherdctl --direct --bmdb_url postgres://kim:secret@db/b why m --bmdb_dialect=cockroachdb",
+                "--direct --bmdb_url 'postgres://kim:***@db/b' --bmdb_dialect cockroachdb",
+            ),
+            (
+                "shepherdctl why m --bmdb_url=postgres:///b?host=/run&password=secret",
+                "--bmdb_url 'postgres:///b?host=/run&password=***'",
+            ),
+            ("shepherdctl --context prod why m --bmdb_url postgres://db/b", "--context prod"),
+            ("shepherdctl why m --bmdb_url", ""),
             ("shepherdctl why --context", ""),
             ("shepherdctl why -- --direct", ""),
             // Also of a line that the parser refuses.

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -11,17 +10,15 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
 use crate::machine::selection::parse_selector;
-use crate::object::document::ObjectDocument;
+use crate::object::document::{ObjectDocument, format_message};
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::{reason_or_placeholder, require_audit_reason};
 use crate::order::retry::send_order;
 use crate::order::wait_flags::WaitFlags;
+use crate::output::Format;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, order_target};
-use bmdb::orders::order::OrderOutcome;
 use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
 use model::selector::Selector;
@@ -245,10 +242,10 @@ pub(crate) async fn describe_update(
     let found = response.updates.into_iter().find(|update| update.id == id);
     let message =
         found.ok_or_else(|| CliError::Ended { exit: ExitCode::NotFound, message: no_such_update(id) })?;
-    let update = decode_update(message)?;
     if format == Format::Json {
-        return format_json(&json!({ "update": update }));
+        return format_message(&message);
     }
+    let update = decode_update(message)?;
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<12} {value}");
@@ -284,13 +281,12 @@ pub(crate) async fn describe_update(
     Ok(text)
 }
 
-fn format_outcome(context: &CommandContext, id: &str, done: &OrderOutcome) -> Result<String, CliError> {
-    context.format_outcome(
-        json!({
-            "update": id, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
-        }),
-        &format!("{} {}", order_target(id), done.message),
-    )
+fn format_response(
+    context: &CommandContext,
+    id: &str,
+    response: &v1::OrderResponse,
+) -> Result<String, CliError> {
+    context.format_outcome(response, &format!("{} {}", order_target(id), response.message))
 }
 
 async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<String, CliError> {
@@ -315,7 +311,7 @@ async fn create_update(context: &CommandContext, args: &UpdateArgs) -> Result<St
         UpdatesClient::new(service).create(request).await
     };
     let done = send_order(context, reason, give).await?;
-    format_outcome(context, &new.release, &decode_outcome(done))
+    format_response(context, &new.release, &done)
 }
 
 async fn change_update(
@@ -333,5 +329,5 @@ async fn change_update(
         }
     };
     let done = send_order(context, reason, give).await?;
-    format_outcome(context, id, &decode_outcome(done))
+    format_response(context, id, &done)
 }

@@ -19,8 +19,8 @@
 //!
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
 //!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`selector`][] (the language that chooses
-//!   machines), [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`timeline`][] (its history),
-//!   [`unknown_fence`][].
+//!   machines), [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`hardware_report`][] (as shown),
+//!   [`timeline`][] (its history), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][], [`recent_step`][] (what
@@ -87,6 +87,7 @@ pub mod excerpt;
 pub mod facts;
 pub mod firmware_text;
 pub mod fleet_sample;
+pub mod hardware_report;
 pub mod healing;
 pub mod host_finding;
 pub mod host_key;

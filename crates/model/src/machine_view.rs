@@ -53,7 +53,7 @@ impl MachineName {
 }
 
 /// The worker that holds a claim.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkHolder {
     /// Name of the process that it works on.
     pub process: String,
@@ -76,7 +76,7 @@ pub struct WorkHolder {
 }
 
 /// One lane of a machine's schedule, as it is stored.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LaneView {
     /// Name of the lane: `access` or `observe`.
     pub lane: String,
@@ -128,7 +128,7 @@ impl LaneView {
 }
 
 /// A brake that is engaged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngagedBrake {
     /// What it stops: `recovery`, or another kind.
     pub kind: String,

@@ -27,6 +27,14 @@ impl Default for OrderLimits {
 /// Most machines per order, even for an admin.
 pub const MAX_MACHINES: usize = 10_000;
 
+/// Most machines that an order looks at to find those of its selector: twice the largest fleet that the benchmarks
+/// measure.
+///
+/// The search is part of one transaction, because the order is about all machines that match, and their number is compared
+/// with the one that the operator expects. A search without a bound would hold that transaction open for as long as the
+/// fleet is large.
+pub const MAX_EXAMINED_MACHINES: usize = 200_000;
+
 /// An order for the machines that match a selector, or that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent properties of one order")]
@@ -71,7 +79,7 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     if order.overrides_limits && !order.is_admin {
         return refuse(
             "NOT_AN_ADMIN",
-            "only an admin may exceed the limits; order without override_limits, or ask an admin".to_owned(),
+            "only an admin may exceed the limits; order without --beyond_limits, or ask an admin".to_owned(),
         );
     }
     if !order.overrides_limits {
@@ -95,6 +103,18 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     }
 }
 
+/// Why an order is rejected if the machines of its selector were not found among the first `examined` ones.
+#[must_use]
+pub fn reject_unfinished_search(examined: usize) -> OrderLimitRejection {
+    OrderLimitRejection {
+        reason: "TOO_MANY_EXAMINED",
+        message: format!(
+            "an order looks at no more than {examined} machines to find those of its selector, and there are more to look \
+             at; add provider= or phase= to the selector, and give an order for each part. Nothing was changed"
+        ),
+    }
+}
+
 /// The machines of an order, as the beginning of a sentence.
 fn describe_machines(order: &BulkOrder) -> String {
     let found = format_machine_count(order.matched);
@@ -114,7 +134,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "EVERYBODY",
             "the selector matches every machine, which exceeds the limits; narrow it, or let an admin order it with \
-             override_limits"
+             --beyond_limits"
                 .to_owned(),
         );
     }
@@ -124,7 +144,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
             "TOO_MANY",
             format!(
                 "{found}, and the policy's order_limits permit {most} in one order; narrow it, or let an admin order it \
-                 with override_limits"
+                 with --beyond_limits"
             ),
         );
     }
@@ -134,7 +154,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
             "TOO_MANY_IN_AN_HOUR",
             format!(
                 "{found}; orders of the last hour were about {}, and the policy's order_limits permit {per_hour} within \
-                 an hour; wait, or let an admin order it with override_limits",
+                 an hour; wait, or let an admin order it with --beyond_limits",
                 order.ordered_last_hour
             ),
         );
@@ -244,6 +264,14 @@ mod tests {
             let refusal = check_order_limits(&order, OrderLimits::default()).err();
             assert_eq!(refusal.map(|refusal| refusal.message).as_deref(), Some(expected));
         }
+    }
+
+    #[test]
+    fn unfinished_search_names_the_way_out() {
+        let refusal = reject_unfinished_search(MAX_EXAMINED_MACHINES);
+        assert_eq!(refusal.reason, "TOO_MANY_EXAMINED");
+        assert!(refusal.message.contains("no more than 200000 machines"), "{}", refusal.message);
+        assert!(refusal.message.contains("add provider= or phase="), "{}", refusal.message);
     }
 
     #[test]

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::time::Timestamp;
 
 /// A roll-out, as people see it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RollOutView {
     /// Identifier of the roll-out.
     pub id: String,
@@ -40,7 +38,7 @@ pub struct RollOutView {
 }
 
 /// A machine of a roll-out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RollOutMachineView {
     /// UUID of the machine.
     pub machine: String,

@@ -86,11 +86,25 @@ pub fn fit_text(text: &str, width: Option<usize>) -> String {
     fitted
 }
 
+/// A command of a shell in lines of at most `width` columns, all but the last with a backslash at the end, so that it can
+/// be pasted. The lines are indented by `indent`, and those after the first by four more.
+#[must_use]
+pub fn fit_command(command: &str, indent: usize, width: Option<usize>) -> String {
+    match width {
+        Some(width) if indent + command.width() > width => wrap_command(command, indent, width).join("\n"),
+        _ => format!("{:indent$}{command}", ""),
+    }
+}
+
 /// A line in lines of at most `width` columns.
 fn fit_line(line: &str, width: usize) -> Vec<String> {
     let body = line.trim_start_matches(' ');
     let indent = line.len() - body.len();
-    if let Some((label, value)) = body.split_once("  ").filter(|(_, value)| !value.trim().is_empty()) {
+    let is_command = COMMANDS.iter().any(|command| body.starts_with(command));
+    // Within the quotes of a command, two spaces separate nothing.
+    let gap = if is_command { find_gap(body) } else { body.find("  ") };
+    let parts = gap.map(|place| body.split_at(place)).filter(|(_, value)| !value.trim().is_empty());
+    if let Some((label, value)) = parts {
         let value = value.trim();
         let column = line.width() - value.width() - (line.width() - line.trim_end().width());
         if column <= width / 2 {
@@ -101,7 +115,7 @@ fn fit_line(line: &str, width: usize) -> Vec<String> {
         lines.extend(hang(&margin, value, indent + 4, width));
         return lines;
     }
-    if COMMANDS.iter().any(|command| body.starts_with(command)) {
+    if is_command {
         return wrap_command(body, indent, width);
     }
     let marker = if body.starts_with("* ") || body.starts_with("- ") { 2 } else { 0 };
@@ -142,21 +156,40 @@ fn wrap_command(command: &str, indent: usize, width: usize) -> Vec<String> {
 
 /// The words of a command, as they are typed: quotes stay, and a space between them separates nothing.
 fn split_command(command: &str) -> Vec<&str> {
-    let (mut words, mut start, mut quote) = (Vec::new(), 0, None);
-    for (place, c) in command.char_indices() {
-        match (quote, c) {
-            (Some(open), c) if c == open => quote = None,
-            (None, '"' | '\'') => quote = Some(c),
-            (None, ' ') => {
-                words.push(&command[start..place]);
-                start = place + 1;
-            }
-            _ => {}
-        }
+    let (mut words, mut start) = (Vec::new(), 0);
+    for place in separating_spaces(command) {
+        words.push(&command[start..place]);
+        start = place + 1;
     }
     words.push(&command[start..]);
     words.retain(|word| !word.is_empty());
     words
+}
+
+/// Where two spaces separate a command from what is written behind it.
+fn find_gap(command: &str) -> Option<usize> {
+    let spaces = separating_spaces(command);
+    spaces.windows(2).find(|pair| pair[0] + 1 == pair[1]).map(|pair| pair[0])
+}
+
+/// The places of the spaces that separate words in a shell: those without a quote around them and a backslash before
+/// them. A backslash within single quotes is a character as any other.
+fn separating_spaces(command: &str) -> Vec<usize> {
+    let (mut spaces, mut quote, mut is_escaped) = (Vec::new(), None, false);
+    for (place, c) in command.char_indices() {
+        if is_escaped {
+            is_escaped = false;
+            continue;
+        }
+        match (quote, c) {
+            (None | Some('"'), '\\') => is_escaped = true,
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, ' ') => spaces.push(place),
+            _ => {}
+        }
+    }
+    spaces
 }
 
 #[cfg(test)]
@@ -203,6 +236,57 @@ mod tests {
         ] {
             assert_eq!(fit_text(text, Some(width)), expected, "{text} {width}");
             assert_eq!(fit_text(text, None), text);
+        }
+    }
+
+    #[test]
+    fn two_spaces_within_quotes_of_a_command_separate_nothing() {
+        for (text, width, expected) in [
+            (
+                "  shepherdctl hold sim-1 --reason 'old  disk'",
+                30,
+                "  shepherdctl hold sim-1 \\\n      --reason 'old  disk'",
+            ),
+            (
+                "  shepherdctl hold sim-1 --reason 'old  disk'  stops its work",
+                48,
+                "  shepherdctl hold sim-1 --reason 'old  disk'\n      stops its work",
+            ),
+            (
+                "  shepherdctl issues  what is wrong with the fleet",
+                40,
+                "  shepherdctl issues\n      what is wrong with the fleet",
+            ),
+        ] {
+            assert_eq!(fit_text(text, Some(width)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn command_is_wrapped_however_its_program_is_named() {
+        let command = "/usr/local/bin/shepherdctl retire 'sim-1' --reason 'old  disk' --yes";
+        let expected = "  /usr/local/bin/shepherdctl \\\n      retire 'sim-1' \\\n      --reason 'old  disk' \\\n      --yes";
+        assert_eq!(fit_command(command, 2, Some(29)), expected);
+        for width in [None, Some(80)] {
+            assert_eq!(fit_command(command, 2, width), format!("  {command}"));
+        }
+    }
+
+    #[test]
+    fn words_of_a_command_are_those_of_a_shell() {
+        for (words, typed) in [
+            (&["a", "b  c", "d"][..], "a 'b  c' d"),
+            (&["it's a disk", "x"], "\"it's a disk\" x"),
+            (&["it's \"so\" $x", "y z"], r#""it's \"so\" \$x" 'y z'"#),
+            (&["a b", "c"], r"a\ b c"),
+            (&["\"", "b"], r#"\" b"#),
+            (&["a\\", "b"], r"'a\' b"),
+        ] {
+            assert_eq!(shlex::split(typed).unwrap(), words, "{typed}");
+            assert_eq!(split_command(typed).len(), words.len(), "{typed}");
+            let quoted: Vec<String> =
+                words.iter().map(|word| crate::shell_words::quote_if_needed(word)).collect();
+            assert_eq!(split_command(&quoted.join(" ")), quoted, "{words:?}");
         }
     }
 

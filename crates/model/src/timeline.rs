@@ -17,7 +17,6 @@
 //! next call continues with it. Each fold is returned once, whole, by the call that reads its end. An open fold of a single
 //! entry is not carried: the next call reads that entry again, because a fold of one entry is the entry itself.
 
-use serde::Serialize;
 use uuid::Uuid;
 
 use crate::routine::{NOTHING_CHANGED, ROUTINE_PROCESS, RoutineFold};
@@ -29,7 +28,7 @@ const STARTED: &str = "Started";
 const FINISHED: &str = "Finished";
 
 /// An entry of a machine's history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryEntry {
     /// When the event happened.
     pub at: Timestamp,

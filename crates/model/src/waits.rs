@@ -1,12 +1,10 @@
 //! Backoffs and postponements of a machine, as shown.
 
-use serde::Serialize;
-
 use crate::facts::MachineFacts;
 use crate::time::Timestamp;
 
 /// A process that waits, after a failure or postponed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessWait {
     /// Name of the process.
     pub process: &'static str,
@@ -14,9 +12,9 @@ pub struct ProcessWait {
     pub active: bool,
     /// When the wait ends.
     pub until: Timestamp,
-    /// Consecutive failures; `null` for a postponement without failure.
+    /// Consecutive failures; `None` for a postponement without failure.
     pub failures: Option<u32>,
-    /// Length of the present wait before jitter, in seconds; `null` for a postponement.
+    /// Length of the present wait before jitter, in seconds; `None` for a postponement.
     pub last_interval_seconds: Option<u64>,
     /// The cause of the failure, or the reason of the postponement.
     pub reason: String,

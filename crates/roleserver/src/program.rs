@@ -44,6 +44,11 @@ Examples:
   roleserver status      which shepherd this machine has, and how its last heartbeat ended
   roleserver hardware    what the next report says of this machine";
 
+const HARDWARE_EXAMPLES: &str = "\
+Examples:
+  roleserver hardware
+  roleserver hardware -o json | jq -r '.blockDevices[] | .name + \" \" + .capacityBytes'";
+
 #[derive(Subcommand)]
 enum Verb {
     /// Enrol with a shepherd: read an `EnrollRequest` from standard input, and answer on standard output.
@@ -52,7 +57,7 @@ enum Verb {
         #[command(flatten)]
         directory: StateDirFlag,
         /// How the agent is kept alive.
-        #[arg(long, value_enum, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
+        #[arg(long, value_enum, ignore_case = true, default_value = "auto", env = "ROLESERVER_SUPERVISION")]
         supervision: SupervisionFlag,
     },
     /// Run the agent: send heartbeats until SIGTERM.
@@ -94,7 +99,12 @@ enum Verb {
         curators: Vec<String>,
     },
     /// Print the hardware of this machine as it will be in the next report.
-    Hardware,
+    #[command(after_help = HARDWARE_EXAMPLES)]
+    Hardware {
+        /// Output: table for people, or json (the report in the JSON form of its contract) for programs.
+        #[arg(short, long, value_name = "FORMAT", value_enum, ignore_case = true, default_value = "table")]
+        output: HardwareOutput,
+    },
     /// Print the shepherd of this machine and the result of the last heartbeat.
     #[command(after_help = "Exit status: 0 enrolled, 1 the enrolment cannot be read, 3 not enrolled.")]
     Status {
@@ -119,6 +129,14 @@ struct StateDirFlag {
     /// [default: /var/lib/roleserver for root, ~/.local/state/roleserver for others]
     #[arg(long = "state_dir", alias = "state-dir", value_name = "DIR", env = "ROLESERVER_STATE_DIR")]
     state_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum HardwareOutput {
+    /// A line per item, with sizes in GiB and TB.
+    Table,
+    /// One JSON document, for programs.
+    Json,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -228,7 +246,13 @@ fn execute_verb(verb: Verb, log: Option<&LogQueue>) -> Result<u8, CommandError> 
             let path = state_directory_path(&place, home)?;
             print_text(&follow_authority::follow_authority(&path, &certificate, &curators)?)
         }
-        Verb::Hardware => print_text(&format!("{:#?}\n", hardware::read_hardware(&Sources::host()))),
+        Verb::Hardware { output } => {
+            let report = hardware::read_hardware(&Sources::host());
+            print_text(&match output {
+                HardwareOutput::Table => crate::commands::hardware::render_table(&report),
+                HardwareOutput::Json => crate::commands::hardware::render_json(&report),
+            })
+        }
         Verb::Status { directory: place } => {
             let (text, exit_code) = status::render_text(&state_directory_path(&place, home)?)?;
             return print_text(&text).map(|()| exit_code);

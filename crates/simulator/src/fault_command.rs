@@ -23,6 +23,7 @@ pub struct FaultArgs {
     /// The machine's id at the provider, like `sim-0007`, or `provider` for a fault of the API itself.
     pub machine: String,
     /// Fault to inject; `heal` removes all earlier ones.
+    #[arg(ignore_case = true)]
     pub fault: AnyFault,
     /// URL of the simulator's provider API, which it prints at its start.
     #[arg(long, env = "SHEPHERD_SIMULATOR_URL", value_name = "URL")]

@@ -67,7 +67,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
     /// Faults that occur by themselves.
-    #[arg(long = "fault_profile", value_enum, value_name = "PROFILE", default_value_t = FaultProfile::None)]
+    #[arg(long = "fault_profile", value_enum, ignore_case = true, value_name = "PROFILE", default_value_t = FaultProfile::None)]
     pub fault_profile: FaultProfile,
     /// Average duration of a boot in seconds; each boot takes from half to one and a half of it.
     #[arg(long = "boot_seconds", alias = "boot-seconds", value_name = "SECONDS", default_value_t = 3.0)]

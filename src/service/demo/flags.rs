@@ -16,7 +16,7 @@ pub struct DemoFlags {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub machines: u32,
     /// Faults that occur by themselves.
-    #[arg(long, value_enum, value_name = "PROFILE", default_value = "none")]
+    #[arg(long, value_enum, ignore_case = true, value_name = "PROFILE", default_value = "none")]
     pub faults: FaultProfile,
     /// Seed of all random numbers of the simulated machines: the same seed makes the same fleet.
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -88,7 +88,7 @@ async fn create_token(bmdb: &Bmdb) -> Result<SecretString, ExitFailure> {
         name: CONTEXT.to_owned(),
         role: AccessRole::Admin,
         scope: AccessScope::Fleet,
-        expires_after: None,
+        expiry: None,
         certificate: None,
     };
     let created = bmdb.create_credential(order, new).await.map_err(database_failure)?;

@@ -71,6 +71,54 @@ async fn order_is_refused_with_its_reason_until_an_admin_of_another_name_approve
     Ok(api.stop().await?)
 }
 
+/// 1,200 requests, of which 120 each are of one moment.
+const REQUESTS: &str = "
+    INSERT INTO approval (approval_id, actor, idempotency_key, rpc, request, target, reason, requested_at, expires_at)
+    SELECT gen_random_uuid(), 'kim', n::TEXT, 'shepherd.fleet.v1.Budgets/Set', decode('00', 'hex'), 'the budget reboot',
+           'r' || n, now() - n % 10 * INTERVAL '1 minute', now() + INTERVAL '1 hour'
+    FROM generate_series(1, 1200) n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn approvals_are_listed_to_their_end_in_pages() -> TestResult {
+    let api = Api::start("api_many_approvals").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    sqlx::query(REQUESTS).execute(&api.pool).await?;
+    let viewer = api.key(AccessRole::Viewer, &[], None).await?;
+    let (mut listed, mut token, mut sizes): (Vec<(String, String)>, _, _) =
+        (Vec::new(), String::new(), Vec::new());
+    loop {
+        let body = json!({ "pageSize": 500, "pageToken": token });
+        let page = api.call(Some(&viewer.token), "Approvals/List", body).await?.ok()?;
+        let approvals = page["approvals"].as_array().context("approvals")?;
+        sizes.push(approvals.len());
+        for approval in approvals {
+            let field = |name: &str| approval[name].as_str().map(str::to_owned).context("a text");
+            listed.push((field("requestedAt")?, field("approvalId")?));
+        }
+        page["nextPageToken"].as_str().context("a token")?.clone_into(&mut token);
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(sizes, [500, 500, 200]);
+    assert!(listed.is_sorted_by(|one, next| one > next), "newest first, and each once");
+
+    let whole = kim.json(&["get", "approvals"])?;
+    let ids: Vec<&str> = listed.iter().map(|(_, id)| id.as_str()).collect();
+    let approvals = whole["approvals"].as_array().context("approvals")?;
+    let printed: Vec<&str> = approvals.iter().filter_map(|one| one["approvalId"].as_str()).collect();
+    assert_eq!((printed, &whole["nextPageToken"]), (ids, &json!("")));
+    let cut = kim.run_command(&["get", "approvals", "--limit", "600", "--no-headers"]).await?;
+    assert_eq!(String::from_utf8(cut.stdout)?.lines().count(), 600);
+    let note = String::from_utf8(cut.stderr)?;
+    assert!(note.contains("first 600, and there are more"), "{note}");
+    let refused =
+        api.call(Some(&viewer.token), "Approvals/List", json!({ "pageToken": "bWFjaGluZXM" })).await?;
+    assert_eq!(refused.code, 400, "{refused:?}");
+    Ok(api.stop().await?)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> TestResult {
     let api = Api::start("api_second_person_typed").await?;

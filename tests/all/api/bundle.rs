@@ -96,7 +96,7 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
     // The purpose of a bundle: nothing is missing that is no secret.
     for machine in [troubled, well] {
         let why = parsed(&reports, &format!("machines/{machine}/why.json"))?;
-        assert_eq!(why["machine"], machine.to_string());
+        assert_eq!(why["name"]["machine"], machine.to_string());
     }
     let why = parsed(&reports, &format!("machines/{well}/why.json"))?.to_string();
     assert!(why.contains("for shepherd_***, see postgres://kim:***@db/bmdb"), "{why}");

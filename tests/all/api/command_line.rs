@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use shepherd::cli::client::contexts::Contexts;
 use shepherd::model::access::AccessRole;
+use shepherd::model::time::Timestamp;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -250,7 +251,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     for why in [&mut through, &mut straight] {
         // The time of the request, and how long before it an event happened.
         let fields = why.as_object_mut().context("an object")?;
-        fields.remove("at");
+        fields.remove("readAt");
         fields.remove("notes");
     }
     assert_eq!(through, straight);
@@ -269,15 +270,79 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let made = kim.json(&["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"])?;
     let lees = made["token"].as_str().context("a token")?.to_owned();
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 200);
-    let id = made["credential"].as_str().context("an id")?.to_owned();
+    let id = made["credential"]["credentialId"].as_str().context("an id")?.to_owned();
     assert!(
-        kim.ask(&["tokens", "revoke", &id, "--reason", "lee left"])?.contains("is good for nothing any more")
+        kim.ask(&["tokens", "revoke", "lee", "--reason", "lee left"])?
+            .contains("is good for nothing any more")
     );
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 401);
     let orders = api.count("SELECT count(*) FROM audit WHERE actor LIKE 'kim@%(token %'").await?;
     // Pause and resume; two changes of labels; of the quarantine a dry run with the machine, a rejection, its head row and
     // the machine; hold, release, retry, create, revoke.
     assert_eq!(orders, 14);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_is_revoked_by_what_the_list_prints() -> TestResult {
+    let api = Api::start("api_token_names").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    let create = |name: &'static str| ["tokens", "create", name, "--role", "viewer", "--reason", "is new"];
+    let id = kim.json(&create("lee"))?["credential"].as_str().context("an id")?.to_owned();
+    let unknown = kim.command(&["tokens", "revoke", "lea", "--reason", "lee left"]).output()?;
+    assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
+    let sentence = String::from_utf8(unknown.stderr)?;
+    assert!(sentence.contains("there is no token \"lea\""), "{sentence}");
+    let printed = kim.ask(&["get", "tokens", "lee", "-o", "name"])?;
+    assert_eq!(printed.trim(), id);
+    for name in [printed.trim(), "lee", &id[..23]] {
+        let revoked = kim.ask(&["tokens", "revoke", name, "--reason", "lee left"])?;
+        assert!(revoked.starts_with(&id), "{name}: {revoked}");
+    }
+    // Two tokens of one name that are valid are ambiguous, and none of them is revoked.
+    for _ in 0..2 {
+        kim.ask(&create("max"))?;
+    }
+    let ambiguous = kim.command(&["tokens", "revoke", "max", "--reason", "max left"]).output()?;
+    assert_eq!(ambiguous.status.code(), Some(3), "{ambiguous:?}");
+    let sentence = String::from_utf8(ambiguous.stderr)?;
+    assert!(sentence.contains("\"max\" fits more than one token; give one of: "), "{sentence}");
+    assert_eq!(api.count("SELECT count(*) FROM access_credential WHERE revoked_at IS NOT NULL").await?, 1);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn token_expires_at_the_time_or_after_the_duration_of_until() -> TestResult {
+    let api = Api::start("api_token_until").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--until", "90d", "--save_context", "home"])?;
+    let create =
+        |name, until| ["tokens", "create", name, "--role", "viewer", "--reason", "is new", "--until", until];
+    let moment = Timestamp::from(std::time::SystemTime::now() + std::time::Duration::from_hours(48));
+    let moment = moment.format("%Y-%m-%dT%H:%M:%SZ").to_string();
+    kim.ask(&create("lee", &moment))?;
+    kim.ask(&create("max", "2h"))?;
+    let expires_at = |name: &str| -> anyhow::Result<Timestamp> {
+        let found = kim.json(&["get", "token", name])?;
+        Ok(found["expiresAt"].as_str().context("an end")?.parse()?)
+    };
+    let expected: Timestamp = moment.parse()?;
+    let late = expected - expires_at("lee")?;
+    assert!(late.num_seconds().abs() <= 60, "{late}");
+    assert!(expires_at("max")? < expected && expires_at("kim")? > expected);
+    for (until, part) in [
+        ("2020-01-01T00:00:00Z", "is over; nothing was changed"),
+        ("2999-01-01T00:00:00Z", "longer than ten years"),
+        ("9999d", "longer than ten years"),
+        ("soon", "--until \"soon\" is neither a duration"),
+    ] {
+        let refused = kim.command(&create("ned", until)).output()?;
+        assert_eq!(refused.status.code(), Some(2), "{until}: {refused:?}");
+        let sentence = String::from_utf8(refused.stderr)?;
+        assert!(sentence.contains(part), "{until}: {sentence}");
+    }
+    assert_eq!(api.count("SELECT count(*) FROM access_credential").await?, 3);
     Ok(api.stop().await?)
 }
 
@@ -299,6 +364,11 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("release --provider rack --yes_count 2", 4),
             ("release --provider rack --yes_count 2 --dry_run", 4),
             ("release --provider nobody --yes_count 0", 3),
+            ("release --provider nobody", 3),
+            ("release --provider nobody --dry_run", 3),
+            // The last word is empty, as of a variable that is not set.
+            ("release --yes_count 1 --provider ", 2),
+            ("release --yes_count 1", 2),
             ("release M --quarantine", 0),
             ("release M --quarantine", 0),
             ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
@@ -322,6 +392,9 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
             ("describe context home", 0),
             ("contexts use nowhere", 3),
             ("contexts delete nowhere", 3),
+            ("contexts use ", 2),
+            ("contexts delete ", 2),
+            ("get machines --context ", 2),
             ("whoami", 0),
             ("version", 0),
             ("get nodes", 2),

@@ -106,6 +106,17 @@ async fn populate(api: &Api) -> anyhow::Result<Vec<FinalOrder>> {
     ])
 }
 
+/// Sentences with a command: in the history of a machine, in an update and in a brake.
+const SENTENCES: [&str; 3] = [
+    "INSERT INTO history (machine_id, at, event, detail)
+     SELECT machine_id, clock_timestamp(), 'Noted', 'the budget is used up (shepherdctl get budgets: reboot)'
+     FROM machine",
+    "INSERT INTO roll_out VALUES ('u1', decode(repeat('ab', 32), 'hex'), 'one', '', 1, 60, clock_timestamp(), 'kim', 'a try',
+         'the budget is used up (shepherdctl get budgets: restart-agent)', NULL, NULL)",
+    "INSERT INTO brake VALUES ('recovery', 'rack', 'brake: many are silent; see: shepherdctl get issues',
+         clock_timestamp(), clock_timestamp())",
+];
+
 /// A fleet, its context, and the orders about it.
 struct Fleet<'a> {
     api: &'a Api,
@@ -306,6 +317,9 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
     let machine = provided(&api.pool).await?.to_string();
     kim.ask(&["hold", &machine, "--reason", "a disk"])?;
+    for statement in SENTENCES {
+        sqlx::query(statement).execute(&api.pool).await?;
+    }
     let server = format!("context home ({})", api.server.local_addr);
     let dry = ["reboot", &machine, "--reason", "a kernel", "--dry_run"];
     for (output, expected) in [
@@ -319,19 +333,46 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
         (vec!["why", &machine], "shepherdctl release "),
         (vec!["why", &machine, "--context", "home"], "shepherdctl --context home release "),
         (vec!["--context=home", "why", &machine], "shepherdctl --context home release "),
+        (vec!["timeline", &machine, "--context", "home"], "(shepherdctl --context home get budgets: reboot)"),
+        (
+            vec!["describe", "machine", &machine, "--context", "home"],
+            "(shepherdctl --context home get budgets: reboot)",
+        ),
+        (
+            vec!["describe", "update", "u1", "--context", "home"],
+            "(shepherdctl --context home get budgets: restart-agent)",
+        ),
+        (vec!["top", "--once", "--context", "home"], "see: shepherdctl --context home get issues"),
     ] {
         let output = kim.ask(&arguments)?;
         assert!(output.contains(printed), "{arguments:?}: {output}");
     }
     assert!(kim.direct(&["why", &machine])?.contains("shepherdctl --direct release "));
+    let cordoned = format!("run: shepherdctl --context home hold {machine} --reason TEXT");
     for (arguments, printed) in [
         (vec!["--context", "home", "why", "nobody"], "`shepherdctl --context home get machines`"),
-        (vec!["--context", "home", "cordon", &machine], "run: shepherdctl --context home hold M"),
+        (vec!["--context", "home", "cordon", &machine], cordoned.as_str()),
         (vec!["get", "artefacts", "--context", "home"], "shepherdctl --context home artefacts add"),
+        (
+            vec!["wait", "update", "u1", "--for", "finished", "--timeout", "0", "--context", "home"],
+            "(shepherdctl --context home get budgets: restart-agent)",
+        ),
     ] {
         let output = kim.command(&arguments).output()?;
         let text = String::from_utf8(output.stderr)?;
         assert!(text.contains(printed), "{arguments:?}: {text}");
+    }
+    for (arguments, printed) in [
+        (vec!["why", "nobody"], "`shepherdctl --context home get machines`"),
+        (vec!["describe", "update", "nobody"], "shepherdctl --context home get updates"),
+        (vec!["hold", "-l", "name=none", "--reason", "r"], "shepherdctl --context home get machines"),
+        (vec!["cordon", &machine], cordoned.as_str()),
+    ] {
+        let output =
+            kim.command(&[&arguments[..], &["--context", "home", "-o", "json"]].concat()).output()?;
+        let error: serde_json::Value = serde_json::from_slice(&output.stderr)?;
+        let sentence = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(sentence.contains(printed), "{arguments:?}: {error}");
     }
     let held = kim.command(&dry).output()?;
     assert_eq!(held.status.code(), Some(4), "a dry run exits as the order would: {held:?}");

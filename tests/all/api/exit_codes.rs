@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::api::command_line::{Operator, interruptible};
-use crate::api::exit_table::{Cell, Kind, ROWS, Row};
+use crate::api::exit_table::{Cell, Kind, ROWS, Row, SEVERAL};
 use crate::api::orders::{key, pin_host_key, refuse, signing};
 use crate::api::same_answers::populate;
 use crate::api::{Api, order};
@@ -309,6 +309,29 @@ async fn every_command_exits_by_what_it_did() -> TestResult {
             if let (Kind::Order, Some(outcome)) = (row.kind, outcome) {
                 assert_eq!(fleet.audited(&reason).await?, outcome, "{line}: {output:?}");
             }
+        }
+    }
+    drop(fleet);
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_about_several_machines_exits_by_what_it_did() -> TestResult {
+    let api = Api::start("api_exit_several").await?;
+    let fleet = Fleet::new(&api).await?;
+    for (statements, lines) in SEVERAL {
+        let (machine, other) = (provided(&api.pool).await?, provided(&api.pool).await?);
+        for &statement in *statements {
+            let query = sqlx::query(statement).bind(machine.0);
+            let query = if statement.contains("$2") { query.bind(other.0) } else { query };
+            query.execute(&api.pool).await.context(statement)?;
+        }
+        let mut words = words_of(&machine.to_string());
+        words.push(("OTHER", other.to_string()));
+        for (line, expected) in *lines {
+            let command = fleet.command(line, &words, "an exit code", Some(&Target::Context("home")))?;
+            let output = tokio::process::Command::from(command).output().await?;
+            assert_eq!(exit_code(output.status), Some(*expected), "{line}: {output:?}");
         }
     }
     drop(fleet);

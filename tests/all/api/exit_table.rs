@@ -159,11 +159,62 @@ const APPROVAL: &str =
      SELECT $1::UUID, 'lee@a', $1::UUID::TEXT, 'r', decode('00', 'hex'), 't', 'r', clock_timestamp(),
             clock_timestamp() + INTERVAL '1 hour'";
 
+/// Both machines have nodes that vote in the cluster of the first one.
+const VOTERS: &str = "INSERT INTO machine_cluster (machine_id, cluster_id, part, chosen_at, voter)
+     SELECT id, cluster_id, 'control-plane', clock_timestamp(), TRUE FROM (VALUES ($1::UUID), ($2::UUID)) m (id), cluster
+     WHERE name = 'c-' || $1::UUID::TEXT";
+
 /// The file and the name of the test that waits for certificates of people.
 const SIGNED: (&str, &str) =
     ("tests/all/api/approvals.rs", "repeated_command_uses_the_key_of_the_request_that_was_approved");
 /// An identifier of nothing.
 const REVOKE_NOTHING: &str = "tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10";
+
+/// Orders about several machines: statements that prepare two machines, `$1` and `$2`, and then commands about them, each
+/// with its exit code. `MACHINE` and `OTHER` take their places. A dry run exits as the order would, also one that comes
+/// before an order that somebody has to confirm.
+pub(super) const SEVERAL: &[(&[&str], &[(&str, i32)])] = &[
+    (
+        NOTHING,
+        &[
+            ("retire MACHINE OTHER --dry_run", 0),
+            ("retire MACHINE OTHER", 2),
+            ("retire MACHINE OTHER --yes_count 3 --dry_run", 4),
+            ("retire MACHINE OTHER --yes_count 3", 4),
+            ("retire MACHINE --yes", 0),
+            ("retire MACHINE OTHER", 2),
+            ("retire MACHINE OTHER --yes_count 2", 0),
+            // Nothing is left to confirm.
+            ("retire MACHINE OTHER --dry_run", 0),
+            ("retire MACHINE OTHER", 0),
+            ("retire OTHER MACHINE --yes_count 2", 0),
+            ("retire MACHINE OTHER nobody", 3),
+            ("retire cancel MACHINE OTHER", 0),
+            ("retire cancel MACHINE OTHER", 0),
+        ],
+    ),
+    (
+        &[CLUSTER, VOTERS],
+        &[
+            ("power off MACHINE OTHER --dry_run", 0),
+            ("power off MACHINE OTHER", 2),
+            ("power off MACHINE OTHER --yes_count 2", 0),
+            ("power off MACHINE OTHER --dry_run", 0),
+            ("power off MACHINE OTHER", 0),
+            ("power on MACHINE OTHER --dry_run", 4),
+            ("power on MACHINE OTHER", 4),
+        ],
+    ),
+    (
+        NOTHING,
+        &[
+            ("quarantine MACHINE OTHER", 0),
+            ("quarantine MACHINE OTHER", 0),
+            ("release MACHINE OTHER --dry_run", 1),
+            ("release MACHINE OTHER", 1),
+        ],
+    ),
+];
 
 /// Every command that runs by itself.
 pub(super) const ROWS: &[Row] = &[
@@ -613,7 +664,7 @@ pub(super) const ROWS: &[Row] = &[
     read("describe token", "describe token admin's", Run("describe token nobody")),
     read("describe artefact", "describe artefact one", Run("describe artefact nothing")),
     read("describe update", "describe update u1", Run("describe update nothing")),
-    read("describe policy", "describe policy", Never("the fleet has one policy")),
+    read("describe policy", "describe policy", Run("describe policy nobody")),
     page("describe shepherd", "describe shepherd nobody"),
     page("describe session", "describe session nobody"),
     page("describe work", "describe work nobody"),

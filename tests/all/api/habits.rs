@@ -1,22 +1,36 @@
-//! Lines of `tests/data/habits/lines.txt` that work as they are typed, on a fleet with the machines, the cluster and the
-//! context that they name.
+//! The lines of `tests/data/habits/lines.txt`, on a fleet with the machines, the cluster, the update and the context that
+//! they name.
+//!
+//! What each line prints, and its exit code, is recorded in `tests/all/golden/api/habits.snap`, with identifiers, numbers
+//! and times masked. The command that is named in place of a line is run, and succeeds. Logs are those of a machine with a
+//! role server, in a fleet of its own: its heartbeats would change what the other lines print.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
+use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use shepherd::model::access::AccessRole;
 use shepherd::model::shell_words;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use shepherd::model::time::Span;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::time::timeout;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
-use crate::habits::read_lines;
+use crate::api::logs::enrolled;
+use crate::api::recorded::mask;
+use crate::habits::{find_named_command, read_lines};
 use crate::harness::aloud::TestResult;
+use crate::harness::callback::{self, Listener};
 use crate::harness::program::PATIENCE;
+use crate::roleserver::Machine;
 
-/// Lines that work, each with a part of what standard output has then.
+/// Lines that work, each with a part of what standard output has then. Those without a part have other output each time.
 const WORKING: &[(&str, &str)] = &[
     ("get machines", "NAME      PHASE"),
     ("get machine", "sim-0008"),
@@ -59,22 +73,28 @@ const WORKING: &[(&str, &str)] = &[
     ("version", "shepherdctl "),
     ("completion bash", "complete "),
     ("explain Ready", "reports in time"),
-];
-
-/// Lines that work when a machine is ready. Each ends by itself.
-const WITH_READY_MACHINE: &[(&str, &str)] = &[
     ("wait machine sim-0007 --for=phase=Ready --timeout=5m", "sim/sim-0007 is Ready"),
     ("wait --for=healthy machine sim-0007", "sim/sim-0007 is healthy"),
+    (WATCH, "NAME      PHASE"),
+    ("logs sim-0007", "roleserver"),
+    (FOLLOWED_LOG, ""),
 ];
 
-/// The line that has no end. `line_without_an_end_prints_the_table_first` runs it.
+/// The watch of the list, which has no end. It prints a header and three machines at once.
 const WATCH: &str = "get machines -w";
 
-/// Lines that need a machine with a role server. Tests of logs run them.
-const WITH_AGENT: [&str; 2] = ["logs sim-0007", "logs sim-0007 roleserver -f"];
+/// The log of the list that is followed, which has no end while its machine writes it.
+const FOLLOWED_LOG: &str = "logs sim-0007 roleserver -f";
 
-/// Two machines that are new and one that is Ready and has a label, a provider and a cluster.
-const FLEET: [&str; 6] = [
+/// First words of orders that nothing undoes. A test has the dry run of these.
+const IRREVERSIBLE: [&str; 1] = ["retire"];
+
+/// Before a line that waits for it: an order after the last one may have changed the phase.
+const SET_READY: &str = "UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id IN
+                             (SELECT machine_id FROM machine_provided WHERE provider_id = 'sim-0007')";
+
+/// Two machines that are new and one that is Ready and has a label, a provider, a cluster and an update.
+const FLEET: [&str; 8] = [
     "INSERT INTO machine SELECT ('10000000-0000-4000-8000-00000000000' || n)::UUID, clock_timestamp()
      FROM generate_series(7, 9) n",
     "INSERT INTO machine_provided (machine_id, provider, provider_id, address, status, provided_at, unchanged)
@@ -90,44 +110,186 @@ const FLEET: [&str; 6] = [
     "INSERT INTO cluster VALUES (gen_random_uuid(), 'prod', 3, 2, 'cpus>=4', '[\"web\"]', 'manual', 1,
          clock_timestamp(), 'kim', NULL, NULL, clock_timestamp(), 'ca', '[\"10.0.0.1:7835\"]',
          clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2)",
+    "INSERT INTO artefact VALUES (decode(repeat('ab', 32), 'hex'), 7, gen_random_uuid(), clock_timestamp(), 'one',
+         clock_timestamp(), 'kim')",
+    "INSERT INTO roll_out (roll_out_id, sha256, release, selector, parallelism, deadline_seconds, created_at, created_by,
+         reason)
+     VALUES ('prod', decode(repeat('ab', 32), 'hex'), 'one', 'cpus>=4', 1, 60, clock_timestamp(), 'kim', 'a try')",
 ];
 
 #[test]
-fn each_line_that_should_work_is_tried_or_has_its_reason() -> TestResult {
+fn each_line_that_should_work_has_an_expectation() -> TestResult {
     let lines = read_lines()?.into_iter().filter(|(_, works)| *works).map(|(line, _)| line);
-    let known = WORKING.iter().chain(WITH_READY_MACHINE).map(|(line, _)| *line);
-    let known = known.chain([WATCH]).chain(WITH_AGENT).map(str::to_owned);
+    let known = WORKING.iter().map(|(line, _)| (*line).to_owned());
     assert_eq!(lines.collect::<BTreeSet<_>>(), known.collect::<BTreeSet<_>>());
     Ok(())
 }
 
+/// What a line prints, and the exit code that a shell sees.
+struct Transcript {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Transcript {
+    /// What is recorded of the line: standard error marked, and its exit code.
+    fn format(&self, kim: &Operator<'_>, line: &str) -> anyhow::Result<String> {
+        let stdout: String = match line {
+            // Scripts of a shell are long, and have a test of their own.
+            "completion bash" => self.stdout.lines().take(1).collect(),
+            // The sizes of logs differ, and what a role server writes does, too.
+            "logs sim-0007" => {
+                let words = self.stdout.lines().filter_map(|line| line.split_whitespace().next());
+                words.flat_map(|word| [word, "\n"]).collect()
+            }
+            FOLLOWED_LOG => "(the log)".to_owned(),
+            _ => self.stdout.clone(),
+        };
+        let mut text = mask_fleet(kim, &stdout)?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        for line in mask_fleet(kim, &self.stderr)?.lines() {
+            let _ = writeln!(text, "! {line}");
+        }
+        let _ = writeln!(text, "exit code {}", self.code);
+        Ok(text)
+    }
+}
+
+/// The text without what differs from run to run. The names of the machines stay distinct.
+fn mask_fleet(kim: &Operator<'_>, text: &str) -> anyhow::Result<String> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    let home = kim.home.path().to_str().context("text")?;
+    let mut text = text.replace(home, "HOME").replace(env!("CARGO_BIN_EXE_shepherdctl"), "shepherdctl");
+    for (name, masked) in [("sim-0007", "sim-seven"), ("sim-0008", "sim-eight"), ("sim-0009", "sim-nine")] {
+        text = text.replace(name, masked);
+    }
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    // Each word, followed by the characters up to the next one.
+    let (mut masked, mut rest) = (String::new(), text.as_str());
+    while !rest.is_empty() {
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+        let next = rest[end..].find(is_part).map_or(rest.len(), |at| end + at);
+        masked += if &rest[..end] == host.trim() { "HOST" } else { &rest[..end] };
+        masked += &rest[end..next];
+        rest = &rest[next..];
+    }
+    Ok(mask(&masked))
+}
+
+/// Runs a line until it ends. A line without an end gets Ctrl-C when it has printed what it begins with.
+async fn run_line(kim: &Operator<'_>, line: &str) -> anyhow::Result<Transcript> {
+    let words = shell_words::split(line).with_context(|| line.to_owned())?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let first_lines = match line {
+        WATCH => 4,
+        FOLLOWED_LOG => 1,
+        _ => 0,
+    };
+    if first_lines == 0 {
+        let output = kim.run_command(&words).await?;
+        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        return Ok(Transcript { code: exit_code(output.status), stdout, stderr });
+    }
+    let mut child = tokio::process::Command::from(kim.command(&words))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut output = BufReader::new(child.stdout.take().context("its output")?);
+    let mut errors = child.stderr.take().context("its errors")?;
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    for _ in 0..first_lines {
+        let read = timeout(PATIENCE, output.read_line(&mut stdout)).await.context("it is silent")??;
+        ensure!(read > 0, "{line} has ended after {stdout}");
+    }
+    let process = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    kill_process(process.context("it runs")?, Signal::INT)?;
+    let status = timeout(PATIENCE, child.wait()).await.context("it does not end")??;
+    errors.read_to_string(&mut stderr).await?;
+    Ok(Transcript { code: exit_code(status), stdout, stderr })
+}
+
+/// The exit code as a shell has it.
+fn exit_code(status: std::process::ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1)
+}
+
+/// Runs the command that is named in place of a line, or its dry run if nothing undoes it. Words in capitals are filled in.
+async fn run_named_command(kim: &Operator<'_>, line: &str, answer: &Transcript) -> anyhow::Result<()> {
+    ensure!(answer.code == 2 && answer.stdout.is_empty(), "{line}: {}{}", answer.stdout, answer.stderr);
+    let command = find_named_command(line, &answer.stderr)?;
+    let words = shell_words::split(&command).with_context(|| command.clone())?;
+    let filled = words.iter().skip(1).map(|word| match word.as_str() {
+        "TEXT" => "a test",
+        "NAME" => "lab",
+        word => word,
+    });
+    let mut words: Vec<&str> = filled.collect();
+    if words.first().is_some_and(|first| IRREVERSIBLE.contains(first)) {
+        words.push("--dry-run");
+    }
+    let output = kim.run_command(&words).await?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(0), "{line} is answered with {command}, which fails: {stderr}");
+    Ok(())
+}
+
+/// A role server on the machine `sim-0007` of this fleet, and the listener that it calls.
+async fn start_role_server(api: &Api) -> anyhow::Result<(Listener, Arc<Machine>)> {
+    api.bmdb.change_policy("test", |policy| policy.heartbeat_interval = Span::seconds(1)).await?;
+    let listener = Listener::start(&api.database, callback::settings(api.directory.path())?).await?;
+    let (machine, host) = enrolled(api, &listener).await?;
+    sqlx::query(
+        "UPDATE machine_provided SET provider = 'sim', provider_id = 'sim-0007' WHERE machine_id = $1",
+    )
+    .bind(machine.0)
+    .execute(&api.pool)
+    .await?;
+    Ok((listener, host))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn line_does_what_is_expected() -> TestResult {
-    let api = Api::start("api_habits").await?;
+async fn each_line_prints_what_is_recorded() -> TestResult {
+    let (api, logs_api) = (Api::start("api_habits").await?, Api::start("api_habits_of_logs").await?);
     for statement in FLEET {
         sqlx::query(statement).execute(&api.pool).await?;
     }
+    let (listener, host) = start_role_server(&logs_api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
-    api.key(AccessRole::Viewer, &[], None).await?;
-    run_lines(&kim, WORKING).await?;
-    let ready = "UPDATE machine_due SET phase_index = 'Ready' WHERE machine_id IN
-                     (SELECT machine_id FROM machine_provided WHERE provider_id = 'sim-0007')";
-    sqlx::query(ready).execute(&api.pool).await?;
-    run_lines(&kim, WITH_READY_MACHINE).await?;
-    Ok(api.stop().await?)
-}
-
-async fn run_lines(kim: &Operator<'_>, lines: &[(&str, &str)]) -> anyhow::Result<()> {
-    for (line, expected) in lines {
-        let words = shell_words::split(line).with_context(|| (*line).to_owned())?;
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let output = kim.run_command(&words).await?;
-        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
-        ensure!(output.status.code() == Some(0), "{line}: {stderr}");
-        ensure!(stdout.contains(expected), "{line}: {stdout}{stderr}");
+    let log_reader = Operator { api: &logs_api, home: tempfile::tempdir()? };
+    for operator in [&kim, &log_reader] {
+        operator.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
     }
-    Ok(())
+    api.key(AccessRole::Viewer, &[], None).await?;
+    let mut recorded = String::new();
+    for (line, works) in read_lines()? {
+        if line.starts_with("wait ") {
+            sqlx::query(SET_READY).execute(&api.pool).await?;
+        }
+        let operator = if line.starts_with("logs ") { &log_reader } else { &kim };
+        let transcript = run_line(operator, &line).await?;
+        if works {
+            let part = WORKING.iter().find(|(known, _)| *known == line).map(|(_, part)| *part);
+            let part = part.with_context(|| line.clone())?;
+            let is_endless = [WATCH, FOLLOWED_LOG].contains(&line.as_str());
+            let (code, text) = (transcript.code, format!("{}{}", transcript.stdout, transcript.stderr));
+            assert_eq!(code, if is_endless { 130 } else { 0 }, "{line}: {text}");
+            assert!(transcript.stdout.contains(part), "{line}: {text}");
+        } else {
+            run_named_command(operator, &line, &transcript).await?;
+        }
+        let _ = writeln!(recorded, "$ shepherdctl {line}\n{}", transcript.format(operator, &line)?);
+    }
+    insta::with_settings!({snapshot_path => "../golden/api", prepend_module_to_snapshot => false, omit_expression => true}, {
+        insta::assert_snapshot!("habits", recorded);
+    });
+    drop(host);
+    listener.stop().await?;
+    logs_api.stop().await?;
+    Ok(api.stop().await?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -46,7 +46,15 @@ async fn list_is_whole_unless_a_limit_cuts_it() -> TestResult {
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
 
+    let calls = || -> anyhow::Result<u64> {
+        let counted = api.metrics.encode()?;
+        let listed = "shepherd_api_calls_total{rpc=\"shepherd.fleet.v1.Machines/List\",code=\"OK\"} ";
+        let count = counted.lines().find_map(|line| line.strip_prefix(listed)).context("a counter")?;
+        Ok(count.parse()?)
+    };
+    let before = calls()?;
     let whole = kim.json(&["get", "machines", "--all"])?;
+    assert_eq!(calls()? - before, 3, "calls for one document of 1,200 machines");
     assert_eq!((machines(&whole)?.len(), &whole["nextPageToken"]), (1200, &Value::from("")), "all pages");
     let by_value: Vec<String> = (1..=1200).map(|number| format!("sim-{number}")).collect();
     assert_eq!(ordered_machines(&whole)?, by_value, "by the value of the numbers in names, across pages");

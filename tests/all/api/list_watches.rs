@@ -144,3 +144,73 @@ async fn other_kinds_are_listed_again_and_what_changed_is_printed() -> TestResul
     }
     Ok(api.stop().await?)
 }
+
+/// 250 records of `Hold`, the newest of which is ten minutes old.
+const HOLDS: &str = "
+    INSERT INTO audit (audit_id, at, actor, rpc, target, reason, request, dry_run, outcome, message)
+    SELECT gen_random_uuid(), clock_timestamp() - n * INTERVAL '10 minutes', 'ann@desk',
+           'shepherd.fleet.v1.Machines/Hold', 'm', 'r' || n, decode('00', 'hex'), FALSE, 'changed', ''
+    FROM generate_series(1, 250) n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_of_the_audit_reads_what_is_newer_alone() -> TestResult {
+    let api = Api::start("api_list_watch_audit").await?;
+    let machine = provided(&api.pool).await?.to_string();
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    sqlx::query(HOLDS).execute(&api.pool).await?;
+    let mut watch = ListWatch::start(&kim, &["get", "audit", "--rpc", "hold", "-w", "--no-headers"])?;
+    for number in 1..=250 {
+        let row = watch.line().await?;
+        assert!(row.contains(&format!(" r{number} ")), "newest first: {row}");
+    }
+    // A list of all would show that one record has changed and that another one is gone.
+    sqlx::query("UPDATE audit SET message = 'changed' WHERE reason = 'r9'").execute(&api.pool).await?;
+    sqlx::query("DELETE FROM audit WHERE reason = 'r10'").execute(&api.pool).await?;
+    for reason in ["first-disk", "second-disk", "third-disk"] {
+        kim.direct(&["hold", &machine, "--reason", reason])?;
+        let row = watch.line().await?;
+        assert!(row.contains(reason), "{row}");
+    }
+    Ok(api.stop().await?)
+}
+
+/// What a command prints while it runs has the colours of what others return.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_a_watch_and_objects_that_were_waited_for_are_coloured_by_severity() -> TestResult {
+    let api = Api::start("api_watch_colors").await?;
+    let machine = provided(&api.pool).await?;
+    sqlx::query("UPDATE machine_due SET phase_index = 'NeedsHuman' WHERE lane = 'access'")
+        .execute(&api.pool)
+        .await?;
+    sqlx::query(
+        "INSERT INTO work_backoff VALUES ($1, 'AgentStart', 3, 1000, now() + INTERVAL '1 h', 'no route to host')",
+    )
+    .bind(machine.0)
+    .execute(&api.pool)
+    .await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let (red, yellow) = ("\u{1b}[31mNeedsHuman\u{1b}[0m", "\u{1b}[33mwarning\u{1b}[0m");
+    for (choice, is_colored) in [("always", true), ("auto", false), ("never", false)] {
+        for (command, colored) in [
+            (&["watch"][..], red),
+            (&["get", "machines", "-w"], red),
+            (&["get", "issues", "-w"], yellow),
+            (&["wait", "machines", "--for", "phase=NeedsHuman", "--timeout", "0"], red),
+        ] {
+            let mut watch = ListWatch::start(&kim, &[command, &["--color", choice]].concat())?;
+            let word = &colored[5..colored.len() - 4];
+            let mut line = watch.line().await?;
+            while !line.contains(word) {
+                line = watch.line().await?;
+            }
+            assert_eq!(line.contains(colored), is_colored, "{command:?} --color {choice}: {line}");
+            assert_eq!(line.contains('\u{1b}'), is_colored, "{command:?} --color {choice}: {line}");
+        }
+    }
+    let mut json = ListWatch::start(&kim, &["watch", "-o", "json", "--color", "always"])?;
+    let line = json.line().await?;
+    assert!(line.contains("NeedsHuman") && !line.contains('\u{1b}'), "{line}");
+    Ok(api.stop().await?)
+}

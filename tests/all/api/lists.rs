@@ -169,6 +169,7 @@ async fn every_request_gets_a_response() -> TestResult {
     assert_eq!(counts["counts"][0]["machines"], "1");
     let timeline = ask("Machines/Timeline", json!({ "machine": machine })).await?;
     assert_eq!(timeline["more"], false);
+    assert!(timeline["readAt"].is_string(), "{timeline}");
     // A hold that lasts longer than JSON can express leaves lists readable.
     let hold = json!({ "machine": machine, "expiresAfter": "90000000d", "order": order("for ever", "k") });
     api.call(Some(&admin.token), "Machines/Hold", hold).await?.ok()?;

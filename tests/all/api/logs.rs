@@ -19,7 +19,7 @@ use crate::harness::program::PATIENCE;
 use crate::roleserver::Machine;
 
 /// A role server on a machine of the fleet, whose heartbeats this shepherd receives.
-async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
+pub(super) async fn enrolled(api: &Api, listener: &Listener) -> Result<(MachineId, Arc<Machine>)> {
     let (machine, host) = callback::enrolled(listener, &api.pool, Machine::new).await?;
     let message = "SELECT count(*) FROM machine_agent_heartbeat";
     until("its first heartbeat arrives", || async { Ok(api.count(message).await? == 1) }).await?;
@@ -53,7 +53,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let lines: Vec<&str> =
         own["lines"].as_array().context("lines")?.iter().filter_map(Value::as_str).collect();
     assert!(lines.iter().any(|line| line.contains("heartbeat delivered")), "{lines:#?}");
-    assert_eq!((&own["machine"], &own["note"]), (&json!(machine), &json!(null)));
+    assert_eq!((&own["state"], &own["note"]), (&json!("ended"), &json!("")), "the last response of the API");
 
     // The output of a service, without control sequences; the last lines, and those of the last hour.
     let service = host.path().join("children/web_server");
@@ -148,7 +148,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
         }
         let line = tokio::time::timeout(PATIENCE, shown.next_line()).await?;
         let line: Value = serde_json::from_str(&line?.context("it ended")?)?;
-        assert_eq!(line["line"], expected);
+        assert_eq!(line["lines"], json!([expected]), "a response of the API");
     }
     // The role server is killed: the reader receives the reason as text.
     let agent = host.agent()?;

@@ -13,7 +13,7 @@ use shepherd::bmdb::engine::session::Sessions;
 use shepherd::bmdb::fleet::secret::SecretsKey;
 use shepherd::bmdb::metrics::Metrics;
 use shepherd::bmdb::orders::credential::NewAccessCredential;
-use shepherd::bmdb::orders::order::{Actor, Order, request_digest};
+use shepherd::bmdb::orders::order::{Actor, Expiry, Order, request_digest};
 use shepherd::model::access::{AccessRole, AccessScope};
 use shepherd::model::ids::ProcessId;
 use shepherd::model::time::Span;
@@ -37,6 +37,7 @@ mod bundle;
 mod command_line;
 mod confirmations;
 mod crowd;
+mod documents;
 mod exit_codes;
 mod exit_table;
 mod habits;
@@ -60,6 +61,7 @@ mod scope;
 mod selectors;
 mod signed_declarations;
 mod top;
+mod top_pages;
 mod two_person_rule;
 mod waiting;
 mod watch;
@@ -284,7 +286,7 @@ pub(crate) async fn key_in(
         name: format!("{role}'s"),
         role,
         scope: AccessScope::from_providers(providers.iter().map(|&provider| provider.to_owned())),
-        expires_after: life,
+        expiry: life.map(Expiry::After),
         certificate: None,
     };
     let made = bmdb.create_credential(order, new).await?;

@@ -38,8 +38,9 @@ async fn named_machines_get_an_order_together_or_none_does() -> TestResult {
     both["selector"] = json!("provider=rack");
     assert_eq!(give(both).await?.code, 400, "names and a selector");
 
-    // Without a number of machines. One of them is named in two ways.
-    let names = [second.clone(), first.clone(), format!("rack/{one}")];
+    // Without a number of machines. One of them is named in each way: by its UUID, as its provider does, and by the
+    // beginning of its UUID.
+    let names = [second.clone(), first.clone(), format!("rack/{one}"), first[..18].to_owned()];
     let held = give(hold(&names, "1")).await?.ok()?;
     let outcomes = held["outcomes"].as_array().context("outcomes")?;
     let named: Vec<&Value> = outcomes.iter().map(|outcome| &outcome["name"]["machine"]).collect();

@@ -1,7 +1,8 @@
-//! Selectors: the same machines in lists, watches, orders and updates, and one sentence for a wrong one.
+//! Selectors: the same machines in lists, watches, `wait`, orders and updates, and one sentence for a wrong one.
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -9,11 +10,14 @@ use shepherd::model::access::AccessRole;
 use shepherd::model::shell_words;
 use shepherd::proto::fleet::v1::WatchMachinesRequest;
 use shepherd::proto::fleet::v1::watch_machines_response::Event;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::time::timeout;
 
 use crate::api::command_line::Operator;
 use crate::api::watch::{next, watch};
 use crate::api::{Api, Key, order};
 use crate::harness::aloud::TestResult;
+use crate::harness::program::PATIENCE;
 use crate::harness::source;
 
 const CORPUS: &str = "tests/data/selectors/corpus.txt";
@@ -62,6 +66,10 @@ const FLEET: [&str; 10] = [
     "INSERT INTO artefact VALUES (decode(repeat('ab', 32), 'hex'), 7, gen_random_uuid(), clock_timestamp(), 'one',
          clock_timestamp(), 'kim')",
 ];
+
+/// All of its machines.
+const ALL: [&str; 9] =
+    ["rack/m1", "rack/m2", "rack/m3", "rack/m4", "lab/m5", "lab/m6", "lab/m7", "lab/m8", "rack/u*9"];
 
 /// Those that are Ready or Installed, in no cluster, not held and not quarantined: a cluster may take them.
 const FREE: [&str; 5] = ["m1", "m2", "m3", "m8", "u*9"];
@@ -124,6 +132,61 @@ async fn watch_machines(api: &Api, key: &Key, selector: &str) -> anyhow::Result<
     }
 }
 
+/// The machines of the first table of `get machines -w`. That is written at once, so it is whole as soon as a line of it can
+/// be read, and the command need not run any longer.
+async fn watch_by_command(kim: &Operator<'_>, selector: &str) -> anyhow::Result<BTreeSet<String>> {
+    let line = ["get", "machines", "-l", selector, "-w", "--no-headers"];
+    let mut child = tokio::process::Command::from(kim.command(&line))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut output = BufReader::new(child.stdout.take().context("its output")?);
+    let mut errors = BufReader::new(child.stderr.take().context("its errors")?).lines();
+    let mut text = String::new();
+    let note = tokio::select! {
+        read = timeout(PATIENCE, output.read_line(&mut text)) => {
+            read.context("it is silent")??;
+            None
+        }
+        note = timeout(PATIENCE, errors.next_line()) => note.context("it is silent")??,
+    };
+    child.kill().await?;
+    output.read_to_string(&mut text).await?;
+    ensure!(
+        note.is_none() || (note.as_deref() == Some("no machines") && text.is_empty()),
+        "{note:?}: {text}"
+    );
+    let names = text.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(names.map(|name| strip_provider(name).to_owned()).collect())
+}
+
+/// The machines that `wait` waits for: those that it reports because they have met the condition, and those of which it
+/// prints why they have not.
+async fn wait_by_command(kim: &Operator<'_>, selector: &str) -> anyhow::Result<BTreeSet<String>> {
+    let line = ["wait", "machines", "-l", selector, "--for", "phase=Quarantined", "--timeout", "0"];
+    let output = kim.run_command(&line).await?;
+    let (code, text) = (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat())?);
+    let is_reported = |name: &&str| {
+        // The UUIDs of these machines begin so.
+        let beginnings = [format!("{name} is Quarantined"), format!("{name}  10000000-")];
+        text.lines().any(|line| beginnings.iter().any(|beginning| line.starts_with(beginning.as_str())))
+    };
+    let found: Vec<&str> = ALL.into_iter().filter(is_reported).collect();
+    let expected_code = match found.as_slice() {
+        [] => 3,
+        ["lab/m5"] => 0,
+        _ => 1,
+    };
+    ensure!(code == Some(expected_code), "{code:?}: {text}");
+    Ok(found.into_iter().map(|name| strip_provider(name).to_owned()).collect())
+}
+
+/// The name of a machine without its provider.
+fn strip_provider(name: &str) -> &str {
+    name.split_once('/').map_or(name, |(_, name)| name)
+}
+
 /// The machines of a dry run of an order.
 async fn preview_order(api: &Api, key: &Key, selector: &str) -> anyhow::Result<BTreeSet<String>> {
     let dry_run = json!({ "reason": "what if", "dryRun": true });
@@ -166,6 +229,8 @@ async fn selector_means_the_same_machines_everywhere() -> TestResult {
     for (selector, expected) in read_corpus()? {
         assert_eq!(list_machines(&api, &admin, &selector).await?, expected, "a list by {selector:?}");
         assert_eq!(watch_machines(&api, &admin, &selector).await?, expected, "a watch by {selector:?}");
+        assert_eq!(watch_by_command(&kim, &selector).await?, expected, "get machines -w by {selector:?}");
+        assert_eq!(wait_by_command(&kim, &selector).await?, expected, "wait by {selector:?}");
         assert_eq!(preview_order(&api, &admin, &selector).await?, expected, "an order by {selector:?}");
         assert_eq!(preview_update(&api, &admin, &selector).await?, expected, "an update by {selector:?}");
         let printed = ["get", "machines", "-l", &selector, "-o", "jsonpath={.machines[*].name.providerId}"];
@@ -183,6 +248,66 @@ async fn selector_means_the_same_machines_everywhere() -> TestResult {
         }
     }
     assert!(planned_count > 30 && refused_count > 10, "{planned_count} planned, {refused_count} refused");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
+    let api = start("api_selector_flags").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    for (flags, expected) in [
+        (&["--location", "ams-1/r1"][..], "m1"),
+        (&["--location", "ams-1/r1*"], "m1 m2"),
+        (&["--location", "ams-2", "--location", "Hall A, row 7"], "m3 m4 m8"),
+        (&["--provider", "lab", "--phase", "ready"], "m6"),
+        (&["--manufacturer", "Acme, Inc.", "-l", "label.spare"], "m3"),
+        (&["--product", "R640", "--fact", "hold"], "m4"),
+    ] {
+        let listed = ["get", "machines", "-o", "jsonpath={.machines[*].name.providerId}"];
+        let hold = ["hold", "--reason", "r", "--dry_run", "-o", "jsonpath={.outcomes[*].name.providerId}"];
+        for command in [&listed[..], &hold] {
+            let printed = kim.ask(&[command, flags].concat())?;
+            let printed: BTreeSet<&str> = printed.split_whitespace().collect();
+            assert_eq!(printed, expected.split(' ').collect(), "{command:?} {flags:?}");
+        }
+    }
+    // A shell makes such a value of a variable that is not set.
+    for flag in ["--phase", "--provider", "--location", "--manufacturer", "--product", "--fact", "--label"] {
+        for command in [&["get", "machines"][..], &["hold", "--reason", "r", "--yes_count", "8"]] {
+            let output = kim.run_command(&[command, &["-l", "phase=Ready", flag, ""]].concat()).await?;
+            let stderr = String::from_utf8(output.stderr)?;
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{flag}: {stderr}");
+            assert!(stderr.contains(flag), "{flag}: {stderr}");
+        }
+    }
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_about_no_machine_ends_alike_in_each_output() -> TestResult {
+    let api = start("api_selects_none").await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let orders = "SELECT count(*) FROM audit WHERE NOT dry_run AND rpc LIKE '%BulkOrders/Submit'";
+    for (flags, sent) in [
+        (&["-l", "name=none"][..], 0),
+        (&["--location", "ams"], 0),
+        (&["-l", "name=none", "--dry_run"], 0),
+        (&["-l", "name=none", "--yes_count", "0", "--dry_run"], 0),
+        (&["-l", "name=none", "--yes_count", "0"], 1),
+    ] {
+        for output in ["table", "json"] {
+            let before = api.count(orders).await?;
+            let words = [&["hold", "--reason", "r", "-o", output][..], flags].concat();
+            let found = kim.run_command(&words).await?;
+            let stderr = String::from_utf8(found.stderr)?;
+            assert_eq!((found.status.code(), found.stdout.len()), (Some(3), 0), "{words:?}: {stderr}");
+            assert!(stderr.contains("no machine matches, and nothing was changed"), "{words:?}: {stderr}");
+            assert_eq!(stderr.contains("\"exitCode\":3"), output == "json", "{words:?}: {stderr}");
+            assert_eq!(api.count(orders).await? - before, sent, "{words:?}");
+        }
+    }
     Ok(api.stop().await?)
 }
 
@@ -221,7 +346,9 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
             let stderr = String::from_utf8(output.stderr)?;
             assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{command:?}: {stderr}");
             assert!(stderr.contains(part), "{command:?} -l {selector:.100}: {stderr}");
-            assert!(stderr.lines().count() == 1 && stderr.len() < 1000, "{command:?}: {stderr}");
+            // A command to run is in a line of its own.
+            let lines = 1 + usize::from(stderr.contains("run the line below"));
+            assert!(stderr.lines().count() == lines && stderr.len() < 1000, "{command:?}: {stderr}");
         }
     }
     // What a cluster cannot select by, and all machines.

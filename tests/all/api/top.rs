@@ -105,10 +105,21 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     terminated.until(&["7 machines"]).await?;
     rustix::process::kill_process(terminated.pid()?, rustix::process::Signal::TERM)?;
     let (status, text, restored) = terminated.ended().await?;
-    assert!(status.success() && restored, "by SIGTERM: {status}\n{text}");
+    assert!(status.code() == Some(143) && restored, "by SIGTERM: {status}\n{text}");
+    assert!(text.contains("nothing was changed"), "{text}");
     screen.types(b"q")?;
     let (status, text, restored) = screen.ended().await?;
     assert!(status.success() && restored, "by q: {status}\n{text}");
+    let mut interrupted = top()?;
+    interrupted.until(&["7 machines"]).await?;
+    interrupted.types(b"\x03")?;
+    let (status, text, restored) = interrupted.ended().await?;
+    assert!(status.code() == Some(130) && restored, "by Ctrl-C: {status}\n{text}");
+    let hung_up = top()?;
+    hung_up.until(&["7 machines"]).await?;
+    rustix::process::kill_process(hung_up.pid()?, rustix::process::Signal::HUP)?;
+    let (status, text, restored) = hung_up.ended().await?;
+    assert!(status.code() == Some(129) && restored, "by SIGHUP: {status}\n{text}");
 
     // A user with a revoked token sees no old page.
     let refused = top()?;
@@ -119,6 +130,121 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     let (status, text, restored) = refused.ended().await?;
     assert!(status.code() == Some(4) && restored, "{status}\n{text}");
     assert!(text.contains("revoked"), "{text}");
+    Ok(api.stop().await?)
+}
+
+/// Adds a machine of another provider.
+async fn add_machine(api: &Api, name: &str) -> anyhow::Result<()> {
+    let machine = provided(&api.pool).await?;
+    for statement in [
+        "UPDATE machine_provided SET provider = 'ラック', provider_id = $2 WHERE machine_id = $1",
+        "UPDATE machine_due SET provider = 'ラック' WHERE machine_id = $1 AND $2 <> ''",
+    ] {
+        sqlx::query(statement).bind(machine.0).bind(name).execute(&api.pool).await?;
+    }
+    Ok(())
+}
+
+/// Orders that the audit has.
+async fn orders(api: &Api) -> anyhow::Result<i64> {
+    Ok(sqlx::query_scalar("SELECT count(*) FROM audit").fetch_one(&api.pool).await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machines_are_selected_and_sorted_and_filtered_and_explained_by_keys() -> TestResult {
+    let api = Api::start("api_top_keys").await?;
+    populate(&api).await?;
+    let mut names = Vec::new();
+    for name in ["サーバー-1", "サーバー-2", "サーバー-10"] {
+        add_machine(&api, name).await?;
+        names.push(format!("ラック/{name}"));
+    }
+    sqlx::query(
+        "INSERT INTO cluster VALUES (gen_random_uuid(), 'ams', 3, 2, 'cpus>=4', '[\"web\"]', 'manual', 1,
+             clock_timestamp(), 'kim', NULL, NULL, clock_timestamp(), 'ca', '[\"10.0.0.1:7835\"]',
+             clock_timestamp(), clock_timestamp(), '[\"no machine is free\"]', FALSE, 3, 2)",
+    )
+    .execute(&api.pool)
+    .await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.reach(&[api.server.local_addr])?;
+    let before = orders(&api).await?;
+    let mut screen = Screen::start(&kim.command(&["top", "--context", "home"]), 40, 160)?;
+    screen.until(&["Machines by phase", "tab machines"]).await?;
+    screen.types(b"?")?;
+    screen.until(&["This page gives no orders", "filter machines by a selector"]).await?;
+    screen.types(b"?\t")?;
+    // Names are sorted by value, as the server sorts them.
+    let page = screen.until(&[&names[0], &names[1], &names[2], "enter why"]).await?;
+    let place = |page: &str, name: &str| page.lines().position(|line| line.contains(&format!("{name} ")));
+    assert!(place(&page, &names[1]) < place(&page, &names[2]), "{page}");
+
+    // A wrong selector is a sentence and is not sent; a right one is sent.
+    screen.types(b"/phase=Redy\r")?;
+    screen.until(&["\"Redy\" is not a phase", "selector: phase=Redy_"]).await?;
+    screen.types(b"\x1b")?;
+    screen.until(&[&names[0], "enter why"]).await?;
+    screen.types("/provider=\"ラック\"\r".as_bytes())?;
+    let page = screen.until(&["Machines with provider=\"ラック\"", "> サーバー-1 ", "サーバー-10 "]).await?;
+    assert!(!page.contains("rack/") && !page.contains("shed/"), "{page}");
+    // By name, and the other way round.
+    screen.types(b"S")?;
+    screen.until(&["sorted on this page by NAME, greatest first", "> サーバー-10 "]).await?;
+    screen.types(b"S")?;
+    screen.until(&["sorted on this page by NAME", "> サーバー-1 "]).await?;
+    screen.types(b"j")?;
+    screen.until(&["> サーバー-2 "]).await?;
+    // A new machine above it does not move the selection to another one.
+    add_machine(&api, "サーバー-0").await?;
+    screen.until(&["サーバー-0 ", "> サーバー-2 "]).await?;
+    screen.types(b"\r")?;
+    // What `why` prints.
+    let why = read_stdout(&kim.run_command(&["why", &names[1]]).await?)?;
+    let name = why.lines().next().context("its first line")?.to_owned();
+    screen.until(&[&name, "has no role server yet", "esc back"]).await?;
+    screen.types(b"\x1b")?;
+    screen.until(&["> サーバー-2 "]).await?;
+
+    screen.types(b"3")?;
+    screen.until(&["Clusters", "> ams", "HEALTHY"]).await?;
+    screen.types(b"\r")?;
+    screen.until(&["Machines with cluster=ams", "no machine matches"]).await?;
+    screen.types(b"\x1b")?;
+    screen.until(&[&names[0], "shed/"]).await?;
+    screen.types(b"q")?;
+    let (status, text, restored) = screen.ended().await?;
+    assert!(status.success() && restored, "by q: {status}\n{text}");
+    assert_eq!(orders(&api).await?, before, "no key gives an order");
+    Ok(api.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn colours_of_the_page_are_those_that_the_user_wants() -> TestResult {
+    let api = Api::start("api_top_colors").await?;
+    populate(&api).await?;
+    let kim = Operator { api: &api, home: tempfile::tempdir()? };
+    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.reach(&[api.server.local_addr])?;
+    for (flags, no_color, is_colored) in [
+        (&[][..], None, true),
+        (&["--color", "never"], None, false),
+        (&["--color", "always"], Some("1"), true),
+        (&[], Some("1"), false),
+    ] {
+        let mut command = kim.command(&[&["top"][..], flags].concat());
+        if let Some(value) = no_color {
+            command.env("NO_COLOR", value);
+        }
+        let mut screen = Screen::start(&command, 40, 110)?;
+        screen.until(&["Machines by phase", "q quit"]).await?;
+        assert_eq!(screen.has_colors(), is_colored, "{flags:?} {no_color:?}");
+        screen.types(b"\t")?;
+        screen.until(&["NeedsHuman", "enter why"]).await?;
+        assert_eq!(screen.has_colors(), is_colored, "{flags:?} {no_color:?}");
+        screen.types(b"q")?;
+        screen.ended().await?;
+    }
     Ok(api.stop().await?)
 }
 
@@ -133,14 +259,15 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     golden("once", &read_stdout(&kim.run_command(&["top"]).await?)?, &servers);
 
     let json: Value = serde_json::from_str(&read_stdout(&kim.run_command(&["top", "-o", "json"]).await?)?)?;
-    let loops = json["loops"].as_array().context("loops")?;
-    let initializer = loops.iter().find(|one| one["loop"] == "initializer").context("the initializer")?;
-    assert_eq!(
-        (&initializer["workers"], &initializer["under_way"]),
-        (&Value::from(2), &Value::from(2)),
-        "{json}"
-    );
-    assert_eq!(initializer["throughput"]["mean_seconds"], 2.0, "{json}");
+    // The responses of the API that the page is made of.
+    let loops = json["loops"]["loops"].as_array().context("loops")?;
+    let initializer = loops.iter().find(|one| one["name"] == "initializer").context("the initializer")?;
+    assert_eq!(initializer["workers"], "2", "{json}");
+    let paces = json["statistics"]["throughput"].as_array().context("throughput")?;
+    let pace = paces.iter().find(|one| one["process"] == "AgentStart").context("of the initializer")?;
+    assert_eq!(pace["meanSeconds"], 2.0, "{json}");
+    assert_eq!(json["work"]["work"].as_array().map(Vec::len), Some(3), "{json}");
+    assert!(json["providers"]["brakes"].as_array().is_some_and(|brakes| brakes.len() == 1), "{json}");
 
     let token = kim.home.path().join("pat");
     let file = token.to_str().context("text")?;
@@ -152,5 +279,8 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     known.contexts.get_mut("home").context("the context")?.token_path = token;
     known.write(&contexts)?;
     golden("of_a_provider", &read_stdout(&kim.run_command(&["top", "--once"]).await?)?, &servers);
+    let limited = kim.json(&["top"])?;
+    assert!(limited["notPermitted"].is_string() && limited["loops"].is_null(), "{limited}");
+    assert!(limited["statistics"]["counts"].is_array(), "{limited}");
     Ok(api.stop().await?)
 }

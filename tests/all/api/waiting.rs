@@ -271,7 +271,7 @@ async fn selection_is_resolved_once_and_must_have_an_object() -> TestResult {
         (
             "wait machines -l row=7 --for healthy",
             2,
-            "run: shepherdctl wait machines -l label.row=7 --for healthy",
+            "run the line below\n  shepherdctl wait machines -l label.row=7 --for healthy",
         ),
         ("wait machines --provider nobody --for healthy", 3, "no machine is selected"),
         ("wait machines nobody --for healthy", 3, "nobody"),
@@ -391,7 +391,10 @@ async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     let process = interrupted.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     kill_process(process.context("it runs")?, Signal::INT)?;
     let (code, _, errors) = interrupted.end().await?;
-    let again = format!("to wait again: shepherdctl wait machines rack/{} --for retired", names[3]);
+    let again = format!(
+        "to wait again, run the line below\n  shepherdctl wait machines rack/{} --for retired",
+        names[3]
+    );
     assert!(
         code == Some(130) && errors.contains("the order continues") && errors.contains(&again),
         "{errors}"

@@ -62,7 +62,7 @@ const OTHER_WORDS: [&str; 11] =
 /// The lines of a text that are wider than the terminal although they have several words.
 fn wide_lines(text: &str, columns: u16) -> Vec<&str> {
     let is_wide = |line: &&str| {
-        let words = line.split_whitespace().filter(|word| *word != "…").count();
+        let words = line.split_whitespace().filter(|word| !["…", "\\"].contains(word)).count();
         // A quoted argument of a command is one word.
         let is_quoted = shell_words::split(line).is_some_and(|words| words.len() == 1);
         words > 1 && !is_quoted && fit_text(line, Some(columns.into())) != *line

@@ -16,10 +16,10 @@ async fn machine_is_found_by_any_of_its_names_and_never_guessed() -> TestResult 
     let twin = site.machine("rack-a", "sim-0002").await?;
     let id = one.to_string();
     for name in [id.as_str(), &id[..13], "sim-0001", "sim/sim-0001"] {
-        assert_eq!(site.json(&["why", name])?["machine"], id.as_str(), "{name}");
+        assert_eq!(site.json(&["why", name])?["name"]["machine"], id.as_str(), "{name}");
     }
     for (name, machine) in [("sim/sim-0002", two), ("rack-a/sim-0002", twin)] {
-        assert_eq!(site.json(&["why", name])?["machine"], machine.to_string(), "{name}");
+        assert_eq!(site.json(&["why", name])?["name"]["machine"], machine.to_string(), "{name}");
     }
     golden("ambiguous_machine", &site.ask(&["why", "sim-0002"])?);
     golden("unknown_machine", &site.ask(&["why", "sim-0009"])?);

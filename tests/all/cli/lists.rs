@@ -418,6 +418,10 @@ async fn no_list_or_search_reads_the_whole_fleet() -> TestResult {
             include_str!("../../../sql/inspect/list_by_provider_id.sql"),
             vec!["NULL::text".to_owned(), text("m-7"), "6".to_owned()],
         ),
+        (
+            include_str!("../../../sql/inspect/list_by_provider_ids.sql"),
+            vec![format!("ARRAY[{}, {}]", text("m-7"), text("sim/m-8"))],
+        ),
         (include_str!("../../../sql/inspect/suggest_ids.sql"), vec![text("m-1"), "5".to_owned()]),
         (include_str!("../../../sql/inspect/list_lanes.sql"), vec![some.clone()]),
         (

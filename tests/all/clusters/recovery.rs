@@ -36,7 +36,7 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     );
     let cluster = field.cluster("ams")?;
     assert_eq!(
-        (&cluster["stage"], &cluster["voters_reached"]),
+        (&cluster["stage"], &cluster["votersReached"]),
         (&"converged".into(), &3.into()),
         "{cluster:#}"
     );
@@ -49,7 +49,7 @@ async fn recovery_asks_the_cluster_before_it_disturbs_a_member() -> TestResult {
     field.fleet.until("its power was cycled", helped).await?;
     field.fleet.until("it is back", ALL_READY).await?;
     let cluster = field.until("all of it is well", "ams", settled).await?;
-    assert_eq!((&cluster["voters"], &cluster["voters_reached"]), (&3.into(), &3.into()), "{cluster:#}");
+    assert_eq!((&cluster["voters"], &cluster["votersReached"]), (&3.into(), &3.into()), "{cluster:#}");
     let members: i64 =
         sqlx::query_scalar("SELECT count(*) FROM machine_cluster").fetch_one(&field.fleet.pool).await?;
     assert_eq!(members, 3, "nobody was replaced");

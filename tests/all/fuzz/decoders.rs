@@ -45,9 +45,7 @@ pub(super) const DECODERS: &[(&str, Decode)] = &[
     // Input of the shepherd.
     ("certificate", |bytes| stringify_error(client_verifier::verified_agent_key(&bytes.to_vec().into()))),
     ("enrol-answer", |bytes| stringify_error(steps::parse_enroll(&answer(bytes)))),
-    ("hardware-report", |bytes| {
-        stringify_error(shepherd::cli::machine::hardware_report::describe_report(bytes))
-    }),
+    ("hardware-report", |bytes| stringify_error(shepherd::model::hardware_report::describe_report(bytes))),
     ("heartbeat", heartbeat),
     ("log-part", log_part),
     ("power-command-answer", |bytes| {
@@ -144,9 +142,8 @@ fn heartbeat(bytes: &[u8]) -> Result<(), String> {
     let request = codec::decode::<wire::HeartbeatRequest>(bytes.to_vec().into())?;
     let heartbeat = parse_heartbeat(request, [7; 32]).map_err(|error| error.to_string())?;
     // A stored text can be shown.
-    let shown = heartbeat
-        .hardware
-        .map(|report| shepherd::cli::machine::hardware_report::describe_report(&report.report));
+    let shown =
+        heartbeat.hardware.map(|report| shepherd::model::hardware_report::describe_report(&report.report));
     assert!(shown.is_none_or(|shown| shown.is_ok()));
     Ok(())
 }

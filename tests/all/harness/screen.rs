@@ -36,13 +36,15 @@ impl Screen {
         let line = format!("echo $$ >{file}; stty rows {rows} cols {columns}; exec {}", words.join(" "));
         let mut script = Command::new("script");
         script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+        // The environment of the tests says nothing about colours; that of the command may.
+        script.env_remove("NO_COLOR");
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => script.env(name, value),
                 None => script.env_remove(name),
             };
         }
-        script.env("SHELL", "/bin/sh").env("TERM", "xterm-256color").env_remove("NO_COLOR");
+        script.env("SHELL", "/bin/sh").env("TERM", "xterm-256color");
         script.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = script.spawn().context("starting script, which Debian has in bsdutils")?;
         let mut written = child.stdout.take().context("what it writes")?;
@@ -65,6 +67,17 @@ impl Screen {
     /// The text on the screen, without spaces at the ends of lines.
     pub(crate) fn text(&self) -> String {
         self.with_screen(vt100::Screen::contents)
+    }
+
+    /// Whether a character on the screen has a colour.
+    pub(crate) fn has_colors(&self) -> bool {
+        self.with_screen(|screen| {
+            let (rows, columns) = screen.size();
+            let mut places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+            places.any(|(row, column)| {
+                screen.cell(row, column).is_some_and(|cell| cell.fgcolor() != vt100::Color::Default)
+            })
+        })
     }
 
     /// Waits until the screen contains all of these words, and returns its text.

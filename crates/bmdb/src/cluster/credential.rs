@@ -15,7 +15,7 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
 use crate::orders::approval::{append_approver, require_approval_of_rights};
-use crate::orders::order::{Order, OrderEffect, OrderResult};
+use crate::orders::order::{Expiry, Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{
     CertificateRequest, RequestState, Revocation, SignedCertificate, check_holder,
 };
@@ -37,8 +37,8 @@ pub struct ClusterCredentialRequest {
     pub public_key: [u8; 32],
     /// The person it is issued to.
     pub holder: String,
-    /// How long it is valid, from its signature on.
-    pub lifetime: Span,
+    /// When the certificate expires. What remains when it is requested counts from its signature.
+    pub expiry: Expiry,
 }
 
 /// Certificates of a cluster, and the cluster's identity.
@@ -228,10 +228,13 @@ async fn request_credential_in_tx(
     new: &ClusterCredentialRequest,
 ) -> Result<OrderEffect, BmdbError> {
     check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
-    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let (cluster, _) = lock_cluster(tx, name).await?;
     let known = read_credentials(tx, cluster).await?;
     let now = database_now(tx).await?;
+    let lifetime = new.expiry.remaining(now);
+    let lifetime = lifetime
+        .map_err(|(reason, text)| order_rejected(reason, format!("no certificate is requested: {text}")))?;
+    check_lifetime(lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let old = admit_request(&known, &new.public_key, (name, "certificates"), now)?;
     let granted = Order { target: describe_request(name, new), ..order.clone() };
     // This cluster, and no later one of its name.
@@ -252,20 +255,21 @@ async fn request_credential_in_tx(
         cluster,
         new.public_key.as_slice(),
         new.holder,
-        i64::try_from(new.lifetime.0.as_secs()).unwrap_or(i64::MAX),
+        i64::try_from(lifetime.0.as_secs()).unwrap_or(i64::MAX),
         order.actor.name
     )
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
     let text = format!(
-        "signs a certificate for {} as soon as its curators answer, valid for {}; see it with: shepherdctl \
+        "signs a certificate for {} as soon as its curators answer, valid {}; see it with: shepherdctl \
          cluster credentials get {name}",
-        new.holder, new.lifetime
+        new.holder,
+        new.expiry.describe()
     );
     let text = append_approver(text, by.as_deref());
     let after = json!({
-        "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": new.lifetime,
+        "credential": id, "holder": new.holder, "public_key": hex::encode(new.public_key), "lifetime": lifetime,
     });
     Ok(OrderEffect::changed(text, None, Some(after)))
 }
@@ -273,9 +277,9 @@ async fn request_credential_in_tx(
 /// The certificate for the admin who approves it: its cluster, its rights, its lifetime and its key, then its holder.
 fn describe_request(cluster: &str, new: &ClusterCredentialRequest) -> String {
     format!(
-        "{}: a certificate with all rights at its curators, valid for {}, with the key {}, of {}",
+        "{}: a certificate with all rights at its curators, valid {}, with the key {}, of {}",
         order_target(cluster),
-        new.lifetime,
+        new.expiry.describe(),
         hex::encode(new.public_key),
         new.holder
     )
@@ -343,7 +347,7 @@ mod tests {
         let new = ClusterCredentialRequest {
             public_key: [7; 32],
             holder: "kim".to_owned(),
-            lifetime: Span::hours(8),
+            expiry: Expiry::After(Span::hours(8)),
         };
         let expected = format!(
             "the cluster ams: a certificate with all rights at its curators, valid for 8h, with the key {}, of kim",

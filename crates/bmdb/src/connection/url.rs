@@ -23,7 +23,7 @@ pub fn has_password(url: &str) -> bool {
 
 /// The URL with its password, if any, replaced by three stars.
 #[must_use]
-fn mask_password(url: &str) -> String {
+pub fn mask_password(url: &str) -> String {
     let (base, query) = url.split_once('?').map_or((url, None), |(base, query)| (base, Some(query)));
     let mut text = mask_user(base);
     if let Some(query) = query {

@@ -268,14 +268,14 @@ pub async fn list_machines(
     let matches = |phase: &str, provider: &str| filter.matches_class(phase, provider, scope);
     for walk in plan_walks(list_classes(tx).await?, matches) {
         let Some(mut from) = walk.start(after) else { continue };
-        let route = walk.choose_route(tx).await?;
+        let mut route = walk.choose_route(tx).await?;
         let mut size = 0;
         loop {
             // One more than requested shows whether there are more. Where machines in other phases lie between, each page
             // is twice as long as the one before.
             let missing = limit + 1 - found.len();
             size = if exact { missing.max(2 * size).min(PAGE_SIZE) } else { PAGE_SIZE };
-            let mut page = walk.read_page(tx, route, &from, size).await?;
+            let mut page = walk.read_page(tx, &mut route, &from, size).await?;
             let mut full = page.len() == size;
             looked_at += page.len();
             if exact {
@@ -303,7 +303,7 @@ pub async fn list_machines(
     Ok(MachinePage { machines: found, next: None })
 }
 
-/// Those of `machines` that match, as lists have them.
+/// Those of `machines` that match, as lists have them, each once and in the order of `machines`.
 pub async fn list_machines_by_id(
     tx: &mut PgConnection,
     filter: &Filter,

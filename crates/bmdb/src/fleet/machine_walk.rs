@@ -25,6 +25,9 @@ use model::phase::Phase;
 const OPERATION: &str = "listing machines";
 /// Most machines of the selected phases of a provider that are sorted for a page.
 const MAX_SORTED: i64 = 1000;
+/// Most machines that are read of a phase to sort them. There were at most half as many when the route was chosen, which
+/// leaves room for those that have changed since.
+const PHASE_BOUND: i64 = 2 * MAX_SORTED;
 
 /// Where a list of machines continues: after this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +91,14 @@ pub(crate) enum WalkRoute {
     Phases,
 }
 
+impl WalkRoute {
+    /// The route on which a page is complete when a phase has this many machines, counted up to [`PHASE_BOUND`]: that by
+    /// phase reads no more of it.
+    const fn of_phase_size(machines: i64) -> Self {
+        if machines < PHASE_BOUND { Self::Phases } else { Self::Names }
+    }
+}
+
 impl ProviderWalk {
     /// Whether a machine is in a listed phase.
     pub(crate) fn includes(&self, machine: &WalkedMachine) -> bool {
@@ -143,52 +154,72 @@ impl ProviderWalk {
         Ok(WalkRoute::Phases)
     }
 
-    /// Reads the machines after a place, `limit` at most.
+    /// Reads the machines after a place, `limit` at most. If a phase has grown beyond the bound of its route by now, the rest
+    /// of the walk takes the route by name: machines beyond the bound would be missing.
     pub(crate) async fn read_page(
         &self,
         tx: &mut PgConnection,
-        route: WalkRoute,
+        route: &mut WalkRoute,
         after: &MachineCursor,
         limit: usize,
     ) -> Result<Vec<WalkedMachine>, BmdbError> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = match route {
-            WalkRoute::Names => {
-                sqlx::query_file_as!(
-                    WalkedMachine,
-                    "../../sql/inspect/list_machine_names.sql",
-                    self.provider,
-                    after.provider_id,
-                    after.machine,
-                    limit
-                )
-                .fetch_all(tx)
-                .await
+        if *route == WalkRoute::Phases {
+            let page = self.read_phases(tx, after, limit).await?;
+            *route = self.recheck_route(tx).await?;
+            if *route == WalkRoute::Phases {
+                return Ok(page);
             }
-            WalkRoute::Phases => {
-                // Machines without a provider have no ids, so their UUIDs are their order, and the index has a page of it.
-                // Of others there were few a moment ago: twice as many leave room for those that have changed since.
-                let (above, bound) = if self.provider.is_empty() {
-                    (after.machine, limit)
-                } else {
-                    (Uuid::nil(), 2 * MAX_SORTED)
-                };
-                sqlx::query_file_as!(
-                    WalkedMachine,
-                    "../../sql/inspect/list_class_names.sql",
-                    self.provider,
-                    self.phases.as_slice(),
-                    above,
-                    bound,
-                    after.provider_id,
-                    after.machine,
-                    limit
-                )
-                .fetch_all(tx)
-                .await
-            }
-        };
-        rows.context(OPERATION)
+        }
+        sqlx::query_file_as!(
+            WalkedMachine,
+            "../../sql/inspect/list_machine_names.sql",
+            self.provider,
+            after.provider_id,
+            after.machine,
+            limit
+        )
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)
+    }
+
+    /// Reads and sorts the machines in the listed phases.
+    async fn read_phases(
+        &self,
+        tx: &mut PgConnection,
+        after: &MachineCursor,
+        limit: i64,
+    ) -> Result<Vec<WalkedMachine>, BmdbError> {
+        // Machines without a provider have no ids, so their UUIDs are their order, and the index has a page of it.
+        let (above, bound) =
+            if self.provider.is_empty() { (after.machine, limit) } else { (Uuid::nil(), PHASE_BOUND) };
+        sqlx::query_file_as!(
+            WalkedMachine,
+            "../../sql/inspect/list_class_names.sql",
+            self.provider,
+            self.phases.as_slice(),
+            above,
+            bound,
+            after.provider_id,
+            after.machine,
+            limit
+        )
+        .fetch_all(tx)
+        .await
+        .context(OPERATION)
+    }
+
+    /// The route on which a page that was just read by phase is complete.
+    async fn recheck_route(&self, tx: &mut PgConnection) -> Result<WalkRoute, BmdbError> {
+        if self.provider.is_empty() {
+            return Ok(WalkRoute::Phases);
+        }
+        let mut largest = 0;
+        for phase in &self.phases {
+            largest = largest.max(count_class(tx, (phase, &self.provider), PHASE_BOUND).await?);
+        }
+        Ok(WalkRoute::of_phase_size(largest))
     }
 }
 
@@ -325,6 +356,19 @@ mod tests {
 
     fn machine(phase: Option<&str>) -> WalkedMachine {
         WalkedMachine { machine_id: Uuid::nil(), provider_id: None, phase: phase.map(str::to_owned) }
+    }
+
+    #[test]
+    fn phase_that_fills_its_bound_is_walked_by_name() {
+        for (machines, expected) in [
+            (0, WalkRoute::Phases),
+            (MAX_SORTED + 1, WalkRoute::Phases),
+            (PHASE_BOUND - 1, WalkRoute::Phases),
+            // There may be more, which a read by phase would leave out.
+            (PHASE_BOUND, WalkRoute::Names),
+        ] {
+            assert_eq!(WalkRoute::of_phase_size(machines), expected, "{machines}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! * **Lists** for people come in pages with a cursor: machines by filter ([`listing`], in the order of
 //!   [`machine_walk`]), what is due and what failed ([`queues`]), sessions and work ([`sessions`]), and the processes of
-//!   the sessions ([`shepherds`]).
+//!   the sessions ([`shepherds`]). Machines that a list or an order names are found together ([`machine_names`]).
 //! * **Counts** for people are taken from indexes up to a bound, or from the newest sample ([`statistics`]). One
 //!   shepherd stores a sample once a minute ([`sample`]). [`counts`] has counts for a demo and for tests, without a
 //!   bound.
@@ -47,6 +47,7 @@ pub mod database_limits;
 pub mod endpoints;
 pub mod issue_inputs;
 pub mod listing;
+pub mod machine_names;
 pub mod machine_walk;
 pub mod provider;
 pub mod queues;

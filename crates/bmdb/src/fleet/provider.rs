@@ -1,6 +1,5 @@
 //! Providers: recording their machines, and the state of their lists.
 
-use serde::Serialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -258,7 +257,7 @@ fn bucket_of(machine: Uuid) -> i64 {
 }
 
 /// The last answers of a provider.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ProviderSummary {
     /// Name of the provider.
     pub provider: String,

@@ -1,7 +1,6 @@
 //! Open sessions and live work of all processes, in pages.
 
 use chrono::DateTime;
-use serde::Serialize;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -15,7 +14,7 @@ use model::time::Timestamp;
 const OPERATION: &str = "reading what to show";
 
 /// An open session, with its owner.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SessionSummary {
     /// Id of the session.
     pub session: Uuid,
@@ -38,10 +37,9 @@ pub struct SessionSummary {
 }
 
 /// A live work item.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkSummary {
     /// Names of its machine.
-    #[serde(flatten)]
     pub name: MachineName,
     /// Name of its lane.
     pub lane: String,

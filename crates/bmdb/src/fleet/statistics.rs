@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
 use sqlx::PgConnection;
 
 use crate::connection::error::BmdbError;
@@ -27,7 +26,7 @@ const WINDOW_MS: f64 = 60_000.0;
 const MAX_HISTORY_ROWS: i64 = 2_000;
 
 /// Machines of one phase and provider.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassCount {
     /// The phase, as it is indexed.
     pub phase: String,
@@ -40,7 +39,7 @@ pub struct ClassCount {
 }
 
 /// Throughput of a process within the last minute.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessThroughput {
     /// Name of the process.
     pub process: String,

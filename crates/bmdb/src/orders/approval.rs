@@ -8,7 +8,6 @@
 //! When the approved order is given again, it finds its row under a lock and uses it up in the transaction that carries
 //! it out. Of two that come at once the second one waits, and then finds the order in the audit.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -29,11 +28,9 @@ use model::two_person_rule::{
 const OPERATION: &str = "looking for an approval";
 /// The RPC that approves an order, as the audit names it.
 pub const RPC: &str = "shepherd.fleet.v1.Approvals/Approve";
-/// Most approvals in one list.
-pub const MAX_LISTED: i64 = 500;
 
 /// An approval request as lists show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApprovalRecord {
     /// Id that an admin approves it by.
     pub approval_id: Uuid,
@@ -259,13 +256,19 @@ pub(crate) fn append_approver(text: String, by: Option<&str>) -> String {
     }
 }
 
-/// Approval requests, newest first, and the database's clock when they were read.
-pub async fn list_approvals(tx: &mut PgConnection) -> Result<(Vec<ApprovalRecord>, Timestamp), BmdbError> {
-    let rows = sqlx::query_file!("../../sql/approval/list.sql", MAX_LISTED)
+/// Approval requests after the one at `after`, newest first, `limit` at most, and the database's clock when they were read.
+/// Without `after` they begin with the newest one.
+pub async fn list_approvals(
+    tx: &mut PgConnection,
+    after: Option<(Timestamp, Uuid)>,
+    limit: i64,
+) -> Result<(Vec<ApprovalRecord>, Timestamp), BmdbError> {
+    let now = database_now(tx).await?;
+    let (at, approval) = after.unwrap_or((now, Uuid::max()));
+    let rows = sqlx::query_file!("../../sql/approval/list.sql", at, approval, limit)
         .fetch_all(&mut *tx)
         .await
         .context(OPERATION)?;
-    let now = database_now(tx).await?;
     let lines = rows.into_iter().map(|row| ApprovalRecord {
         approval_id: row.approval_id,
         state: approval_state(row.approved_at.is_some(), row.used_at.is_some(), row.expires_at, now)

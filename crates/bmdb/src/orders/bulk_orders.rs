@@ -11,6 +11,9 @@
 //! chosen machines, those that have the order are passed over, and the rest get it. A selector that selects other
 //! machines by then changes nothing about that.
 //!
+//! The number of machines is right only if all of them are found, so the search for them has no pages. It looks at a bounded
+//! number of machines, and the order is rejected if there are more.
+//!
 //! A dry run that would be accepted is a dry run on each machine too, so that its outcomes are those of the order. It
 //! cannot continue where it ended, so it decides on no machine if there are more than `MAX_DRY_RUN_MACHINES`.
 
@@ -33,8 +36,8 @@ use model::access::AccessScope;
 use model::machine_view::MachineName;
 use model::order_limits::{
     BulkOrder, MAX_MACHINES, check_order_limits, exceeds_limits, format_machine_count,
+    reject_unfinished_search,
 };
-use model::phase::Phase;
 use model::two_person_rule::SensitiveOrder;
 
 /// The RPC that gives a bulk order, as the audit names it.
@@ -71,6 +74,8 @@ pub struct MachineSelection {
     pub beyond_limits: bool,
     /// Whether the actor is an admin, who alone may override the limits.
     pub is_admin: bool,
+    /// How many machines a selector may look at: [`model::order_limits::MAX_EXAMINED_MACHINES`], less in tests.
+    pub max_examined: usize,
 }
 
 /// The outcome of an order on one machine.
@@ -275,16 +280,16 @@ async fn select_machines(
     tx: &mut PgConnection,
     selection: &MachineSelection,
 ) -> Result<Vec<MachineName>, BmdbError> {
-    let page =
-        list_machines(tx, &selection.filter, &selection.scope, None, MAX_MACHINES + 1, usize::MAX).await?;
-    let lines = page.machines.into_iter().map(|listed| listed.summary);
-    Ok(lines.filter(|line| is_selected(&selection.filter, &line.phase)).map(|line| line.name).collect())
-}
-
-/// Whether an order is about a selected machine of this phase. A retired machine is only a record, so it is included
-/// only when the selector names its phase.
-fn is_selected(filter: &Filter, phase: &str) -> bool {
-    phase != Phase::Retired.as_str() || filter.selector.names_phase(Phase::Retired)
+    // A retired machine is only a record, so it is included only when the selector names its phase.
+    let filter = Filter { omit_retired: true, ..selection.filter.clone() };
+    let most = MAX_MACHINES + 1;
+    let page = list_machines(tx, &filter, &selection.scope, None, most, selection.max_examined).await?;
+    // The search ended before it had seen every machine, and before it had found too many.
+    if page.next.is_some() && page.machines.len() < most {
+        let refusal = reject_unfinished_search(selection.max_examined);
+        return Err(order_rejected(refusal.reason, refusal.message));
+    }
+    Ok(page.machines.into_iter().map(|listed| listed.summary.name).collect())
 }
 
 /// The machines of an order that was given before.
@@ -302,9 +307,7 @@ async fn read_machine_names(
     ids: &[Uuid],
 ) -> Result<Vec<MachineName>, BmdbError> {
     let found = list_machines_by_id(tx, &Filter::default(), scope, ids).await?;
-    let mut names: Vec<MachineName> = found.into_iter().map(|listed| listed.summary.name).collect();
-    names.sort_by_key(|name| ids.iter().position(|id| *id == name.machine));
-    Ok(names)
+    Ok(found.into_iter().map(|listed| listed.summary.name).collect())
 }
 
 /// A phrase that describes the selected machines to the admin who approves the order.

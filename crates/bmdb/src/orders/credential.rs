@@ -19,11 +19,13 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::connection::error::{BmdbError, order_rejected};
-use crate::connection::{Bmdb, DbContext as _};
+use crate::connection::{Bmdb, DbContext as _, database_now};
 use crate::engine::policy::lock_policy;
 use crate::orders::approval::{append_approver, require_approval_of_rights, require_second_approval};
 use crate::orders::audit::{begin_dry_run, end_dry_run, find_by_idempotency_key, record_audit};
-use crate::orders::order::{Order, OrderEffect, OrderOutcome, OrderResult, OutcomeKind};
+use crate::orders::order::{
+    Expiry, Order, OrderEffect, OrderOutcome, OrderRejection, OrderResult, OutcomeKind,
+};
 use crate::orders::two_person_rule::{list_admins, read_waiting_time};
 use model::access::{AccessRole, AccessScope};
 use model::admins::{RevocationDecision, decide_revocation, find_uncounted};
@@ -36,6 +38,8 @@ const TOKEN_PREFIX: &str = "shepherd_";
 const OPERATION: &str = "reading credentials";
 /// Longest lifetime of a credential; a permanent one is made without an end.
 pub const MAX_LIFETIME: Span = Span::hours(24 * 366 * 10);
+/// What is wrong with a lifetime beyond [`MAX_LIFETIME`], as a part of a sentence.
+pub const LIFETIME_TOO_LONG: &str = "that is longer than ten years; omit it for no expiry";
 const MAX_NAME_LENGTH: usize = 100;
 
 /// The name of a credential in the form in which it is stored; if it is not allowed, explains why.
@@ -105,8 +109,8 @@ pub struct NewAccessCredential {
     pub role: AccessRole,
     /// The providers whose machines the holder may reach.
     pub scope: AccessScope,
-    /// How long it is valid; `None` is until it is revoked.
-    pub expires_after: Option<Span>,
+    /// When it expires, within [`MAX_LIFETIME`]; `None` is until it is revoked.
+    pub expiry: Option<Expiry>,
     /// SHA-256 of a certificate to pin; `None` makes a token.
     pub certificate: Option<[u8; 32]>,
 }
@@ -380,6 +384,14 @@ fn audit_json(credential: &AccessCredential) -> serde_json::Value {
     })
 }
 
+/// Checks that a credential is not valid for longer than allowed.
+fn check_lifetime(lifetime: Span) -> Result<Span, BmdbError> {
+    if lifetime > MAX_LIFETIME {
+        return Err(order_rejected("NO_LIFETIME", LIFETIME_TOO_LONG));
+    }
+    Ok(lifetime)
+}
+
 async fn create_credential_in_tx(
     tx: &mut PgConnection,
     order: &Order,
@@ -391,10 +403,20 @@ async fn create_credential_in_tx(
     if let Some(carried) = find_by_idempotency_key(tx, order).await? {
         return Ok((carried, None));
     }
+    let lifetime = match new.expiry {
+        None => None,
+        Some(expiry) => {
+            let remaining = expiry.remaining(database_now(tx).await?);
+            let rejected = |(reason, text): OrderRejection| {
+                order_rejected(reason, format!("no credential is made: {text}"))
+            };
+            Some(check_lifetime(remaining.map_err(rejected)?)?)
+        }
+    };
     let by = require_approval_of_rights(tx, order, SensitiveOrder::CreateCredential, &[]).await?;
     let providers = new.scope.providers();
     let stored = (!providers.is_empty()).then(|| serde_json::json!(providers));
-    let expires = new.expires_after.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
+    let expires = lifetime.map(|span| i64::try_from(span.0.as_millis()).unwrap_or(i64::MAX));
     begin_dry_run(tx, order).await?;
     let written = sqlx::query_file!(
         "../../sql/credential/insert.sql",

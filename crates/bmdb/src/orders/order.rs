@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::engine::change_machine::Decision;
 use crate::engine::fact_change::FactChange;
 use model::humanize::absolute_time;
-use model::time::{Span, Timestamp, after};
+use model::time::{Span, Timestamp, after, between};
 
 /// The person or program that gives an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,8 +218,21 @@ impl Expiry {
         }
     }
 
+    /// How long something lasts that begins at `now`, in whole seconds if it ends at a moment. A moment that has passed is
+    /// an error.
+    pub(crate) fn remaining(self, now: Timestamp) -> Result<Span, OrderRejection> {
+        match self {
+            Self::After(span) => Ok(span),
+            Self::At(moment) if moment > now => Ok(Span::seconds(between(now, moment).as_secs())),
+            Self::At(moment) => {
+                Err((EXPIRY_PASSED, format!("{} is over; nothing was changed", absolute_time(moment))))
+            }
+        }
+    }
+
     /// The end for a sentence, as the order has it: `for 2h`, `until …`.
-    pub(crate) fn describe(self) -> String {
+    #[must_use]
+    pub fn describe(self) -> String {
         match self {
             Self::After(span) => format!("for {span}"),
             Self::At(moment) => format!("until {}", absolute_time(moment)),
@@ -246,6 +259,24 @@ mod tests {
             assert_eq!(OutcomeKind::from_audit_name(kind.audit_name()), Some(kind));
         }
         assert_eq!(OutcomeKind::from_audit_name("refused"), None);
+    }
+
+    #[test]
+    fn remaining_time_ends_at_the_moment_or_is_refused() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let now = at("2026-11-20T18:00:00Z");
+        for (expiry, expected) in [
+            (Expiry::After(Span::hours(2)), Some(Span::hours(2))),
+            (Expiry::At(at("2026-11-20T18:30:00Z")), Some(Span::minutes(30))),
+            // Never longer than until the moment.
+            (Expiry::At(at("2026-11-20T18:00:09.999Z")), Some(Span::seconds(9))),
+            (Expiry::At(now), None),
+            (Expiry::At(at("2026-11-20T17:59:59Z")), None),
+        ] {
+            assert_eq!(expiry.remaining(now).ok(), expected, "{expiry:?}");
+        }
+        let over = Expiry::At(now).remaining(now).unwrap_err().1;
+        assert!(over.contains("is over; nothing was changed"), "{over}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use model::access::AccessScope;
 use model::facts::HoldScope;
 use model::label::Labels;
-use model::order_limits::OrderLimits;
+use model::order_limits::{MAX_EXAMINED_MACHINES, OrderLimits};
 use model::priority::PriorityLevel;
 use serde_json::{Value, json};
 use shepherd_bmdb::connection::error::BmdbError;
@@ -49,6 +49,7 @@ fn of(providers: &[&str], expected: usize) -> MachineSelection {
         expected: Some(expected),
         beyond_limits: false,
         is_admin: false,
+        max_examined: MAX_EXAMINED_MACHINES,
     }
 }
 
@@ -191,6 +192,34 @@ async fn order_about_many_that_is_over_is_rejected_as_a_whole() -> TestResult {
     }
     let recorded = "SELECT count(*) FROM audit WHERE rpc <> 'test'";
     assert_eq!(kit.count(recorded).await?, 4, "each rejection has one line, and no machine has any");
+    Ok(())
+}
+
+#[tokio::test]
+async fn order_whose_machines_are_not_found_within_the_bound_is_rejected() -> TestResult {
+    let kit = Kit::new("orders_examine_a_bounded_number").await?;
+    kit.provided(3, "rack").await?;
+    kit.provided(2, "other").await?;
+    for (selector, rejected) in [
+        ("!label.row", true),
+        ("provider=rack,!label.row", true),
+        ("provider=other,!label.row", false),
+        ("provider=other", false),
+    ] {
+        for dry_run in [true, false] {
+            let selection = MachineSelection { filter: filter(selector), max_examined: 3, ..of(&[], 2) };
+            let given =
+                kit.bmdb.execute_bulk_order(order(selector, dry_run), selection, HOLD, "kim".into()).await;
+            if rejected {
+                assert_eq!(refusal(given)?, "TOO_MANY_EXAMINED", "{selector}");
+            } else {
+                assert_eq!(given?.outcomes.len(), 2, "{selector}");
+            }
+        }
+    }
+    let held =
+        "SELECT count(*) FROM machine_hold JOIN machine_provided USING (machine_id) WHERE provider = 'other'";
+    assert_eq!((kit.count(held).await?, kit.count("SELECT count(*) FROM machine_hold").await?), (2, 2));
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use model::access::AccessScope;
 use model::ids::MachineId;
+use model::order_limits::MAX_EXAMINED_MACHINES;
 use model::plan::plan_fleet;
 use model::priority::PriorityLevel;
 use model::process::Process;
@@ -146,6 +147,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
         expected: Some(3),
         beyond_limits: false,
         is_admin: false,
+        max_examined: MAX_EXAMINED_MACHINES,
     };
     let many = Order { rpc: RPC.to_owned(), ..order(Some("many"), false) };
     let given = kit.bmdb.execute_bulk_order(many, selection, urgent(), "kim".into()).await?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use model::access::{AccessRole, AccessScope};
 use model::budget::{BudgetChange, BudgetKind};
-use model::order_limits::OrderLimits;
+use model::order_limits::{MAX_EXAMINED_MACHINES, OrderLimits};
 use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
@@ -87,7 +87,7 @@ async fn most(kit: &Kit) -> Result<Option<u32>> {
 }
 
 async fn states(kit: &Kit) -> Result<Vec<String>> {
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     Ok(found.into_iter().map(|line| line.state).collect())
 }
 
@@ -145,7 +145,7 @@ async fn budget_is_set_as_the_approver_read_it_and_in_no_other_way() -> TestResu
     kit.bmdb.change_policy("test", |policy| policy.release_budget.window = Span::hours(2)).await?;
     let given = || order("kim@a", SET, Some("k"), "five");
     let approval = expect_approval_required(set(&kit, given()).await)?;
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.first().context("the request")?;
     assert_eq!(line.target, "the budget release: 100 in 2h -> 5 in 2h");
     approve(&kit, "lee@a", approval, false).await?;
@@ -185,7 +185,7 @@ async fn what_is_requested_and_what_is_approved_expires_after_a_while() -> TestR
     kit.database.advance(hour).await?;
     let again = order("kim@a", SET, Some("again"), "five");
     assert_eq!(refused(set(&kit, again).await)?, "NOT_AS_REQUESTED");
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.into_iter().find(|line| line.approval_id == shown).context("the request")?;
     assert_eq!((line.rpc.as_str(), line.state.as_str()), ("shepherd.fleet.v1.Loops/Pause", "expired"));
     assert_eq!(refused(approve(&kit, "lee@a", shown, false).await)?, "EXPIRED");
@@ -242,7 +242,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     pause(Some("rack"), "1").await?;
     let approval = expect_approval_required(pause(None, "2").await)?;
     assert_eq!(kit.count("SELECT count(*) FROM loop_pause").await?, 1);
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert_eq!(line.target, "what it is about, until it is resumed");
     approve(&kit, "lee@a", approval, false).await?;
@@ -290,6 +290,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
             expected: Some(expected),
             beyond_limits: true,
             is_admin: true,
+            max_examined: MAX_EXAMINED_MACHINES,
         };
         kit.bmdb.execute_bulk_order(
             order("kim@a", RPC, Some(key), key),
@@ -301,7 +302,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
     kit.provided(2, "few").await?;
     assert_eq!(many(&["few"], "5", 2).await?.outcomes.len(), 2, "what may go beyond the limits and does not");
     let approval = expect_approval_required(many(&["rack"], "6", 3).await)?;
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert_eq!(line.target, "quarantine: 3 machines: provider in (rack)");
     approve(&kit, "lee@a", approval, false).await?;
@@ -347,7 +348,7 @@ async fn cancelled_wipe_needs_two_and_the_approver_reads_it() -> TestResult {
     let wiped = "SELECT count(*) FROM machine_retirement WHERE wipe";
     let approval = expect_approval_required(cancel(row[0], "4").await)?;
     assert_eq!(kit.count(wiped).await?, 1);
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert!(line.target.starts_with("what it is about: it stays in the fleet"), "{}", line.target);
     approve(&kit, "lee@a", approval, false).await?;
@@ -417,7 +418,7 @@ async fn add_on_that_is_new_or_has_other_objects_needs_two() -> TestResult {
         "a bundle has no other objects than those that it has"
     );
     let approval = expect_approval_required(set(dns("dns-1"), "2").await)?;
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert!(line.target.ends_with(&format!("the add-ons dns ({})", "b".repeat(64))), "{}", line.target);
     approve(&kit, "lee@a", approval, false).await?;
@@ -457,7 +458,7 @@ async fn declaration_that_gives_root_needs_two() -> TestResult {
     assert!(declare("1000", "1").await?.outcome.is_changed(), "it has no privileges");
     let approval = refused(declare("root", "2").await)?;
     assert_eq!(kit.count("SELECT version FROM cluster").await?, 2, "the former declaration stays");
-    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx))).await?;
+    let (found, _) = kit.bmdb.transact_read_only(|tx| Box::pin(list_approvals(tx, None, 100))).await?;
     let line = found.iter().find(|line| line.approval_id == approval).context("it is listed")?;
     assert!(line.target.ends_with("the role web, in which server runs as root"), "{}", line.target);
     approve(&kit, "lee@a", approval, false).await?;

@@ -4,17 +4,14 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
 
 use crate::artefacts::upload::{LocalFile, upload_missing_pieces};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::{send_order, send_order_through};
 use crate::output::Format;
 use bmdb::fleet::artefact::order_target;
-use bmdb::orders::order::OrderOutcome;
 use model::artefact::check_name;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::text_file::decode_text;
@@ -76,7 +73,7 @@ pub(crate) async fn add_artefact(context: &CommandContext, args: &AddArtefact) -
         ArtefactsClient::new(service).add(request).await
     };
     let done = send_order_through(&mut client, context, &args.reason, give).await?;
-    format_outcome(context, &name, &sha256, &decode_outcome(done))
+    format_response(context, &name, &sha256, &done)
 }
 
 /// Reads the signature of the file; empty if it is not signed.
@@ -129,22 +126,17 @@ pub(crate) async fn delete_artefact(
         ArtefactsClient::new(service).delete(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    format_outcome(context, name, "", &decode_outcome(done))
+    format_response(context, name, "", &done)
 }
 
-fn format_outcome(
+fn format_response(
     context: &CommandContext,
     name: &str,
     sha256: &str,
-    done: &OrderOutcome,
+    response: &v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let outcome = context.format_outcome(
-        json!({
-            "artefact": name, "sha256": sha256, "changed": done.is_changed(), "outcome": done.kind.as_str(),
-            "message": done.message,
-        }),
-        &format!("{} {}", order_target(name), done.message),
-    )?;
+    let text = format!("{} {}", order_target(name), response.message);
+    let outcome = context.format_outcome(response, &text)?;
     if context.format == Format::Json || sha256.is_empty() {
         return Ok(outcome);
     }

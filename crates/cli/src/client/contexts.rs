@@ -83,15 +83,22 @@ impl Contexts {
         write_file_atomic(path, text.as_bytes(), 0o644)
     }
 
-    /// Finds the context of that name, or the current one; `None` if neither a name nor a current context is set.
+    /// Finds the context of that name, or the current one; `None` if neither a name nor a current context is set. An empty
+    /// name is one that is wrong: a shell makes it of a variable that is not set.
     pub fn find(&self, name: Option<&str>) -> Result<Option<&Context>, CliError> {
         let Some(name) = name.or(self.current.as_deref()) else { return Ok(None) };
+        if name.is_empty() {
+            let message = "the name of the context is empty; `shepherdctl get contexts` lists the names";
+            return Err(CliError::Invalid(message.to_owned()));
+        }
         self.contexts.get(name).map(Some).ok_or_else(|| {
             let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
             let message = if known.is_empty() {
+                // A name that no context can have is not repeated in a command. Any other one needs no quotes.
+                let suggested = check_context_name(name).map_or("NAME", |()| name);
                 format!(
-                    "there is no context {name:?}; create it with `shepherdctl tokens bootstrap --save_context \
-                     {name}`"
+                    "there is no context {name:?}; create one with `shepherdctl tokens bootstrap --save_context \
+                     {suggested}`"
                 )
             } else {
                 format!("there is no context {name:?}; the contexts are {}", known.join(", "))
@@ -218,6 +225,18 @@ mod tests {
             "there is no context \"b\"; the contexts are a"
         );
         assert_eq!(Contexts::default().find(None).unwrap(), None);
+        for (name, exit, part) in [
+            ("b", 3, "`shepherdctl tokens bootstrap --save_context b`"),
+            ("a b", 3, "there is no context \"a b\"; create one with `shepherdctl"),
+            ("a b", 3, "`shepherdctl tokens bootstrap --save_context NAME`"),
+            ("$(reboot)", 3, "`shepherdctl tokens bootstrap --save_context NAME`"),
+            ("", 2, "the name of the context is empty"),
+        ] {
+            let error = Contexts::default().find(Some(name)).unwrap_err();
+            assert_eq!(error.exit_code().number(), exit, "{name}: {error}");
+            assert!(error.to_string().contains(part), "{name}: {error}");
+        }
+        assert_eq!(read.find(Some("")).unwrap_err().exit_code().number(), 2);
         for (name, fits) in [("prod-1.b", true), ("", false), ("../a", false), ("a/b", false), (".a", false)]
         {
             assert_eq!(check_context_name(name).is_ok(), fits, "{name}");

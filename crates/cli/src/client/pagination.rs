@@ -50,14 +50,25 @@ impl<T, R> Page<T, R> {
 pub(crate) async fn fetch_pages<T, R>(
     limit: Option<u32>,
     token: String,
+    fetch: impl AsyncFnMut(PageRequest) -> Result<Page<T, R>, CliError>,
+) -> Result<Page<T, R>, CliError> {
+    fetch_pages_within(usize::MAX, limit, token, fetch).await
+}
+
+/// As [`fetch_pages`], in at most `max_calls` calls. So there may be fewer lines than `limit`, or none, and a next page.
+pub(crate) async fn fetch_pages_within<T, R>(
+    max_calls: usize,
+    limit: Option<u32>,
+    token: String,
     mut fetch: impl AsyncFnMut(PageRequest) -> Result<Page<T, R>, CliError>,
 ) -> Result<Page<T, R>, CliError> {
-    let (mut lines, mut token) = (Vec::new(), token);
+    let (mut lines, mut token, mut calls) = (Vec::new(), token, 0);
     loop {
         let page = fetch(PageRequest { size: page_size(limit, lines.len()), token }).await?;
+        calls += 1;
         lines.extend(page.lines);
         token = page.next_token;
-        if token.is_empty() || page_size(limit, lines.len()) == 0 {
+        if token.is_empty() || page_size(limit, lines.len()) == 0 || calls >= max_calls {
             return Ok(Page { lines, response: page.response, next_token: token });
         }
     }
@@ -135,6 +146,19 @@ mod tests {
         assert_eq!(sizes, [500, 500, 500]);
         let (lines, next, sizes) = fetch_numbers(None, "900").await;
         assert_eq!((lines, next, sizes), ((900..1200).collect(), String::new(), vec![500]));
+    }
+
+    #[tokio::test]
+    async fn page_of_a_screen_costs_a_bounded_number_of_calls() {
+        // Each call finds nothing, as with a selector that few of many machines match.
+        let mut calls = 0;
+        let page = fetch_pages_within(3, Some(100), String::new(), async |request: PageRequest| {
+            calls += 1;
+            assert_eq!(request.size, 100);
+            Ok(Page { lines: Vec::<usize>::new(), response: (), next_token: calls.to_string() })
+        });
+        let page = page.await.unwrap();
+        assert_eq!((page.lines.len(), page.next_token.as_str(), calls), (0, "3", 3));
     }
 
     #[tokio::test]

@@ -44,5 +44,5 @@ pub(super) async fn approve_machine(
         ClustersClient::new(service).approve_machine(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

@@ -96,5 +96,5 @@ pub(super) async fn change_cluster(
         ClustersClient::new(service).change(request).await
     };
     let response = send_order(context, reason, give).await?;
-    format_response(context, name, response)
+    format_response(context, name, &response)
 }

@@ -1,13 +1,13 @@
 //! `cluster create`: request a cluster.
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 
 use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
 use crate::cluster::outcome::format_response;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::selection::parse_selector;
+use crate::one_of::one_of;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::order::wait_flags::WaitFlags;
@@ -52,7 +52,7 @@ pub struct CreateCluster {
         long,
         value_name = "WHO",
         default_value = "automatic",
-        value_parser = PossibleValuesParser::new(JoinApproval::ALL.map(JoinApproval::as_str))
+        value_parser = one_of(JoinApproval::ALL.map(JoinApproval::as_str))
     )]
     pub approval: String,
     /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
@@ -107,5 +107,5 @@ pub(super) async fn create_cluster(
         ClustersClient::new(service).create(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use rand::Rng as _;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::client::decode::{decode_timestamp, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -18,22 +18,23 @@ use crate::cluster::ClusterArg;
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::format_outcome;
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::expiry::parse_lifetime;
-use crate::order::outcome::decode_outcome;
+use crate::object::document::{ObjectDocument, format_message};
+use crate::object::resolve::{NameSpace, NamedId, parse_name, resolve_id, whole_id};
+use crate::order::expiry::{encode_timestamp, parse_end};
+use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
-use model::cluster::certificate_request::DEFAULT_LIFETIME;
+use bmdb::orders::order::Expiry;
 use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
-use model::time::Span;
+use model::shell_words::quote_if_needed;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
 
@@ -51,8 +52,9 @@ Example:
 Expired certificates are shown for a day, revoked ones until they would have expired.";
 
 const REVOKE_EXAMPLES: &str = "\
-Example:
-  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'left'
+Examples:
+  shepherdctl cluster credentials revoke ams lee --reason 'lee left'
+  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'it was lost'
 
 The curators reject the certificate as soon as they receive the revocation. They receive it again after a
 restore, because the snapshot may be older than the revocation.";
@@ -60,6 +62,9 @@ restore, because the snapshot may be older than the revocation.";
 /// The PKCS #8 prefix of the 32 bytes of an Ed25519 private key, RFC 8410.
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
+
+/// States of a certificate that a revocation changes, as the API names them.
+const REVOCABLE_STATES: [&str; 2] = ["requested", "valid"];
 
 /// Subcommands of `cluster credentials`.
 #[derive(Debug, Subcommand)]
@@ -75,7 +80,7 @@ pub enum CredentialsCommand {
     Revoke(RevokeCredential),
 }
 
-/// Arguments of `cluster credentials issue`: the holder, the lifetime and the directory of the files.
+/// Arguments of `cluster credentials issue`: the holder, the end and the directory of the files.
 #[derive(Debug, Args)]
 pub struct IssueCredential {
     /// Name of the cluster, for example ams1
@@ -87,9 +92,10 @@ pub struct IssueCredential {
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
-    /// Lifetime of the certificate, from 1m to 30d
-    #[arg(long = "expires_after", alias = "expires-after", value_name = "SPAN", value_parser = parse_lifetime, default_value_t = DEFAULT_LIFETIME)]
-    pub expires_after: Span,
+    /// When the certificate expires, from 1m to 30d from now: a duration (8h) or a time (2026-11-20T18:00:00Z)
+    /// [default: 8h]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -101,8 +107,8 @@ pub struct RevokeCredential {
     /// Name of the cluster, for example ams1
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Id of the certificate, as `cluster credentials get` lists it
-    #[arg(value_name = "ID")]
+    /// Certificate: its holder, its id as `cluster credentials get` lists it, or the beginning of that
+    #[arg(value_name = "CERTIFICATE", value_parser = parse_name)]
     pub credential: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -130,31 +136,10 @@ async fn fetch_credentials(
     Ok(result.map_err(status_to_error)?.into_inner())
 }
 
-/// A certificate as JSON output has it.
-fn credential_json(credential: &v1::ClusterCredential) -> Result<Value, CliError> {
-    let requested_at =
-        require_timestamp(credential.requested_at, "the time when a certificate was requested")?;
-    Ok(json!({
-        "id": credential.id,
-        "holder": credential.holder,
-        "public_key": credential.public_key,
-        "state": credential.state,
-        "requested_at": requested_at,
-        "requested_by": credential.requested_by,
-        "serial": credential.serial,
-        "expires_at": credential.expires_at.and_then(decode_timestamp),
-        "rejection": credential.rejection,
-        "revoked_by": credential.revoked_by,
-        "certificate": credential.certificate,
-    }))
-}
-
 async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> Result<String, CliError> {
     let found = fetch_credentials(client, name).await?;
     if format == Format::Json {
-        let credentials: Vec<Value> =
-            found.credentials.iter().map(credential_json).collect::<Result<_, _>>()?;
-        return format_json(&json!({ "credentials": credentials, "curators": found.curators }));
+        return format_message(&found);
     }
     if found.credentials.is_empty() {
         return Ok(format!("nobody has a certificate for {}\n", order_target(name)));
@@ -178,18 +163,35 @@ async fn show_credentials(client: &FleetClient, name: &str, format: Format) -> R
     Ok(format_table(&head, &rows, terminal_width()))
 }
 
+/// The id of a certificate of the cluster `name`.
+async fn resolve_credential(client: &FleetClient, name: &str, text: &str) -> Result<String, CliError> {
+    if let Some(id) = whole_id(text) {
+        return Ok(id);
+    }
+    let named = |credential: v1::ClusterCredential| NamedId {
+        id: credential.id,
+        name: Some(credential.holder),
+        is_current: REVOCABLE_STATES.contains(&credential.state.as_str()),
+    };
+    let credentials = fetch_credentials(client, name).await?.credentials;
+    let objects: Vec<NamedId> = credentials.into_iter().map(named).collect();
+    let list_command = format!("shepherdctl cluster credentials get {}", quote_if_needed(name));
+    resolve_id(NameSpace { noun: "certificate", list_command: &list_command }, text, &objects)
+}
+
 async fn revoke_credential(context: &CommandContext, args: &RevokeCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
+    let credential = resolve_credential(&context.client, &args.name, &args.credential).await?;
     let give = async |service, order| {
         let request = v1::RevokeClusterCredentialRequest {
             name: args.name.clone(),
             order: Some(order),
-            credential_id: args.credential.clone(),
+            credential_id: credential.clone(),
         };
         ClusterCredentialsClient::new(service).revoke(request).await
     };
     let done = send_order(context, &args.reason, give).await?;
-    format_outcome(context, &args.name, &decode_outcome(done))
+    format_response(context, &args.name, &done)
 }
 
 /// Generates an Ed25519 key: the private key in PKCS #8, and the public key.
@@ -216,8 +218,7 @@ fn read_key(file: &Path) -> Result<(SecretSlice<u8>, [u8; 32]), CliError> {
 async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = resolve_holder(args.holder.as_deref())?;
-    check_lifetime(args.expires_after)
-        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
+    let until = parse_end(args.until.as_deref(), check_lifetime)?;
     let file = |ending: &str| args.output_dir.join(format!("{holder}.{ending}"));
     // An order that is given again has a key already.
     let repeated = context.order_flags.idempotency_key.is_some() && file("key").exists();
@@ -235,7 +236,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
         write_file_atomic(&file("key"), encode_pem("PRIVATE KEY", secret.expose_secret()).as_bytes(), 0o600)?;
     }
     let public_key = hex::encode(public_key);
-    let done = match request_credential(context, args, &holder, &public_key).await {
+    let done = match request_credential(context, args, until, (&holder, &public_key)).await {
         Ok(done) => done,
         Err(error) => {
             // A rejected request is never signed, so its key is useless. If only the response was lost, the request
@@ -246,8 +247,8 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
             return Err(error);
         }
     };
-    if context.order_flags.dry_run || !done.is_changed() {
-        return format_outcome(context, &args.name, &done);
+    if context.order_flags.dry_run || !is_changed(&done) {
+        return format_response(context, &args.name, &done);
     }
     let list = async || {
         let mut found = fetch_credentials(&context.client, &args.name).await?;
@@ -257,11 +258,13 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     let unsigned = |credential: &v1::ClusterCredential| {
         format!(
             "no curator of {name} signed the certificate within {} s. It may still be signed: the key is in {}, and \
-             shepherdctl cluster credentials get {name} -o json shows certificate {} once it is signed; to see \
-             what the cluster waits for, run: shepherdctl cluster describe {name}",
+             shepherdctl cluster credentials get {} -o json shows certificate {} once it is signed; to see what the \
+             cluster waits for, run: {}",
             SIGNING_TIMEOUT.as_secs(),
             file("key").display(),
-            credential.id
+            quote_if_needed(name),
+            credential.id,
+            describe_command(name)
         )
     };
     let (credential, found) = wait_until_signed(name, &public_key, list, unsigned).await?;
@@ -271,8 +274,12 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     write_file_atomic(&authority, encode_pem("CERTIFICATE", &found.ca_certificate).as_bytes(), 0o644)?;
     if context.format == Format::Json {
         return format_json(&json!({
-            "cluster": args.name, "changed": true, "outcome": done.kind.as_str(), "credential": credential_json(&credential)?, "key": file("key"),
-            "certificate": file("crt"), "authority": authority, "curators": found.curators,
+            "order": ObjectDocument::of_message(&done).to_json()?,
+            "credential": ObjectDocument::of_message(&credential).to_json()?,
+            "curators": found.curators,
+            "keyFile": file("key"),
+            "certificateFile": file("crt"),
+            "authorityFile": authority,
         }));
     }
     let end = credential.expires_at.and_then(decode_timestamp).map(absolute_time).unwrap_or_default();
@@ -293,21 +300,26 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
 async fn request_credential(
     context: &CommandContext,
     args: &IssueCredential,
-    holder: &str,
-    public_key: &str,
-) -> Result<OrderOutcome, CliError> {
+    until: Option<Expiry>,
+    (holder, public_key): (&str, &str),
+) -> Result<v1::OrderResponse, CliError> {
+    let expiry = until.map(|until| match until {
+        Expiry::After(span) => v1::issue_cluster_credential_request::Expiry::Lifetime(span.to_string()),
+        Expiry::At(moment) => {
+            v1::issue_cluster_credential_request::Expiry::ExpiresAt(encode_timestamp(moment))
+        }
+    });
     let give = async |service, order| {
         let request = v1::IssueClusterCredentialRequest {
             name: args.name.clone(),
             order: Some(order),
             public_key: public_key.to_owned(),
             holder: holder.to_owned(),
-            lifetime: args.expires_after.to_string(),
+            expiry: expiry.clone(),
         };
         ClusterCredentialsClient::new(service).issue(request).await
     };
-    let done = send_order(context, &args.reason, give).await?;
-    Ok(decode_outcome(done))
+    send_order(context, &args.reason, give).await
 }
 
 #[cfg(test)]

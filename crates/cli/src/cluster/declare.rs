@@ -102,7 +102,8 @@ pub(super) async fn declare_role(
         let role = declaration.role().to_string();
         let text =
             format!("the role {role} was not declared: it is written to {}, to be signed", file.display());
-        return context.format_outcome(json!({ "role": role, "changed": false, "file": file }), &text);
+        let answer = json!({ "role": role, "changed": false, "file": file });
+        return context.format_document(&text, || Ok(answer));
     }
     let signature = args.signature.as_deref().map(read_signature).transpose()?.unwrap_or_default();
     let give = async |service, order| {
@@ -115,7 +116,7 @@ pub(super) async fn declare_role(
         ClustersClient::new(service).declare_role(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
 
 /// Reads the signature of a role.
@@ -140,5 +141,5 @@ pub(super) async fn undeclare_role(
         ClustersClient::new(service).undeclare_role(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

@@ -2,10 +2,8 @@
 
 use std::fmt::Write as _;
 
-use serde_json::json;
-
 use crate::client::fleet_client::FleetClient;
-use crate::cluster::fetch::fetch_clusters;
+use crate::cluster::fetch::{decode_cluster, fetch_cluster_messages};
 use crate::cluster::get::format_votes;
 use crate::cluster::kubernetes::status::{format_components, summary_lines};
 use crate::cluster::rotate_authority::authority_lines;
@@ -14,8 +12,9 @@ use crate::cluster::rotate_secrets_key::format_secrets_status;
 use crate::cluster::view::{ClusterMachineView, ClusterView};
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
+use crate::object::document::format_message;
+use crate::output::Format;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use model::humanize::{humanize_duration, relative_and_absolute_time};
 use model::time::{Timestamp, between};
 
@@ -28,16 +27,16 @@ pub(crate) async fn describe_cluster(
     name: &str,
     format: Format,
 ) -> Result<String, CliError> {
-    let (clusters, now) = fetch_clusters(client, Some(name)).await?;
+    let (clusters, now) = fetch_cluster_messages(client, Some(name)).await?;
     // The API lists every cluster if the name is empty.
     let cluster = clusters.into_iter().find(|cluster| cluster.name == name).ok_or_else(|| {
         let message = format!("there is no cluster {name:?}; run: shepherdctl get clusters");
         CliError::Ended { exit: ExitCode::NotFound, message }
     })?;
     if format == Format::Json {
-        return format_json(&json!({ "cluster": cluster }));
+        return format_message(&cluster);
     }
-    Ok(format_cluster(&cluster, now))
+    Ok(format_cluster(&decode_cluster(cluster)?, now))
 }
 
 fn format_cluster(cluster: &ClusterView, now: Timestamp) -> String {

@@ -16,11 +16,20 @@ pub(super) async fn fetch_clusters(
     client: &FleetClient,
     name: Option<&str>,
 ) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
+    let (clusters, now) = fetch_cluster_messages(client, name).await?;
+    Ok((clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?, now))
+}
+
+/// The same as the API sends them.
+pub(super) async fn fetch_cluster_messages(
+    client: &FleetClient,
+    name: Option<&str>,
+) -> Result<(Vec<v1::Cluster>, Timestamp), CliError> {
     let request = v1::ListClustersRequest { name: name.unwrap_or_default().to_owned() };
     let result = ClustersClient::new(client.channel()).list(request).await;
     let response = result.map_err(status_to_error)?.into_inner();
-    let clusters = response.clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?;
-    Ok((clusters, require_timestamp(response.read_at, "its read time")?))
+    let now = require_timestamp(response.read_at, "its read time")?;
+    Ok((response.clusters, now))
 }
 
 pub(super) fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
 use secrecy::{ExposeSecret as _, SecretSlice};
@@ -23,22 +22,22 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::cluster::certificate::{
     SIGNING_TIMEOUT, decode_certificate, invalid_key_file, read_key_file, resolve_holder, wait_until_signed,
 };
-use crate::cluster::outcome::format_outcome;
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::expiry::parse_lifetime;
-use crate::order::outcome::decode_outcome;
+use crate::object::document::ObjectDocument;
+use crate::one_of::one_of;
+use crate::order::expiry::{encode_timestamp, parse_end};
+use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::file::{encode_pem, write_file_atomic};
 use crate::output::yaml::format_document;
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
-use model::cluster::certificate_request::DEFAULT_LIFETIME;
+use bmdb::orders::order::Expiry;
 use model::cluster::kubernetes_user::{KubernetesAccess, SPKI_PREFIX, check_lifetime};
 use model::humanize::absolute_time;
-use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
@@ -62,17 +61,13 @@ pub struct KubeconfigArgs {
         long,
         value_name = "ACCESS",
         default_value = "owner",
-        value_parser = PossibleValuesParser::new(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
+        value_parser = one_of(KubernetesAccess::ALL.map(KubernetesAccess::as_str))
     )]
     pub access: String,
-    /// Lifetime of the certificate, from 1m to 7d
-    #[arg(
-        long = "expires_after",
-        value_name = "SPAN",
-        value_parser = parse_lifetime,
-        default_value_t = DEFAULT_LIFETIME
-    )]
-    pub expires_after: Span,
+    /// When the certificate expires, from 1m to 7d from now: a duration (8h) or a time (2026-11-20T18:00:00Z)
+    /// [default: 8h]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
@@ -90,29 +85,29 @@ pub(super) async fn create_kubeconfig(
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let holder = resolve_holder(args.holder.as_deref())?;
-    check_lifetime(args.expires_after)
-        .map_err(|reason| CliError::Invalid(format!("--expires_after: {reason}")))?;
+    let until = parse_end(args.until.as_deref(), check_lifetime)?;
     let pending = pending_key_file(context, args)?;
     let (secret, public_key) = match &pending {
         Some(file) if file.exists() => read_key(file)?,
         _ => generate_key()?,
     };
     let public_key = hex::encode(public_key);
-    let requested = request_user(context, args, &holder, &public_key).await;
+    let requested = request_user(context, args, until, (&holder, &public_key)).await;
     if let Err(CliError::ApprovalRequired { message, .. }) = &requested {
         keep_pending_key(pending.as_deref(), &secret, message)?;
     }
     let done = requested?;
-    if context.order_flags.dry_run || !done.is_changed() {
-        return format_outcome(context, &args.name, &done);
+    if context.order_flags.dry_run || !is_changed(&done) {
+        return format_response(context, &args.name, &done);
     }
     let list = async || Ok::<_, CliError>((fetch_users(&context.client, &args.name).await?, ()));
     let name = &args.name;
     let unsigned = |_: &v1::ClusterKubernetesUser| {
         format!(
             "no curator of {name} signed the certificate within {} s, and the key is discarded; to see what the \
-             cluster waits for, run: shepherdctl cluster describe {name}",
-            SIGNING_TIMEOUT.as_secs()
+             cluster waits for, run: {}",
+            SIGNING_TIMEOUT.as_secs(),
+            describe_command(name)
         )
     };
     let signed = wait_until_signed(name, &public_key, list, unsigned).await;
@@ -128,8 +123,9 @@ pub(super) async fn create_kubeconfig(
     write_file_atomic(file, text.as_bytes(), 0o600)?;
     match context.format {
         Format::Json => format_json(&json!({
-            "cluster": args.name, "changed": true, "file": file, "holder": holder, "access": signed.access,
-            "expires_at": expires_at, "api_servers": signed.api_servers,
+            "order": ObjectDocument::of_message(&done).to_json()?,
+            "user": ObjectDocument::of_message(&signed).to_json()?,
+            "file": file,
         })),
         Format::Table => Ok(format!(
             "{holder} reaches the API servers of {} as {}, until {end}, with:\n  kubectl --kubeconfig {} get nodes\n",
@@ -201,9 +197,15 @@ async fn fetch_users(client: &FleetClient, name: &str) -> Result<Vec<v1::Cluster
 async fn request_user(
     context: &CommandContext,
     args: &KubeconfigArgs,
-    holder: &str,
-    public_key: &str,
-) -> Result<OrderOutcome, CliError> {
+    until: Option<Expiry>,
+    (holder, public_key): (&str, &str),
+) -> Result<v1::OrderResponse, CliError> {
+    let expiry = until.map(|until| match until {
+        Expiry::After(span) => v1::issue_cluster_kubernetes_user_request::Expiry::Lifetime(span.to_string()),
+        Expiry::At(moment) => {
+            v1::issue_cluster_kubernetes_user_request::Expiry::ExpiresAt(encode_timestamp(moment))
+        }
+    });
     let give = async |service, order| {
         let request = v1::IssueClusterKubernetesUserRequest {
             name: args.name.clone(),
@@ -211,12 +213,11 @@ async fn request_user(
             public_key: public_key.to_owned(),
             holder: holder.to_owned(),
             access: args.access.clone(),
-            lifetime: args.expires_after.to_string(),
+            expiry: expiry.clone(),
         };
         ClusterKubernetesClient::new(service).issue_user(request).await
     };
-    let done = send_order(context, &args.reason, give).await?;
-    Ok(decode_outcome(done))
+    send_order(context, &args.reason, give).await
 }
 
 /// Renders the kubeconfig. Each API server is a cluster and a context, and the first one is the current context.
@@ -227,8 +228,8 @@ fn render_kubeconfig(name: &str, signed: &v1::ClusterKubernetesUser, key: &[u8])
     let servers: String = servers.collect::<Result<Vec<String>, CliError>>()?.concat();
     if signed.api_servers.is_empty() {
         return Err(CliError::Failed(format!(
-            "the certificate is signed, and no API server of {name} is up yet; ask again when one is (shepherdctl cluster \
-             describe {name})"
+            "the certificate is signed, and no API server of {name} is up yet; request another one when one is up ({})",
+            describe_command(name)
         )));
     }
     let user = format!("{}@{name}", signed.holder);
@@ -309,6 +310,8 @@ mod tests {
                 .to_string()
                 .contains("no API server of ams is up yet")
         );
+        let odd = render_kubeconfig("a b", &none, &[7]).unwrap_err().to_string();
+        assert!(odd.ends_with("(shepherdctl cluster describe 'a b')"), "{odd}");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Outcome of an order for a cluster, as text or JSON, the order that needs nothing but its name, and the order that
 //! nothing undoes.
 
-use serde_json::{Value, json};
 use tonic::{Response, Status};
 
 use crate::client::fleet_client::ApiChannel;
@@ -9,11 +8,10 @@ use crate::cluster::ClusterOrderArgs;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::order::confirmation::{format_confirmed_outcome, send_confirmed_order};
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
+use model::shell_words::quote_if_needed;
 use proto::fleet::v1;
 
 /// Sends an order that needs nothing but the cluster and a reason, and formats the response.
@@ -24,7 +22,7 @@ pub(super) async fn send_cluster_order(
 ) -> Result<String, CliError> {
     require_audit_reason(&args.reason)?;
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
 
 /// Sends an order that nothing undoes, after it was confirmed, and formats the response. `is_confirmed` is whether a
@@ -39,39 +37,32 @@ pub(super) async fn send_final_order(
     let reason = require_audit_reason(reason)?;
     let describe = |dry_run: &v1::OrderResponse| format!("{} {}", order_target(name), dry_run.message);
     let response = send_confirmed_order(context, reason, is_confirmed, describe, give).await?;
-    format_response(context, name, response)
+    format_response(context, name, &response)
 }
 
 /// Formats the response to an order about a cluster.
 pub(super) fn format_response(
     context: &CommandContext,
     name: &str,
-    response: v1::OrderResponse,
+    response: &v1::OrderResponse,
 ) -> Result<String, CliError> {
-    let confirmation = response.confirmation.clone();
-    let done = decode_outcome(response);
-    format_confirmed_outcome(
-        context,
-        outcome_json(name, &done),
-        &outcome_text(name, &done),
-        confirmation.as_ref(),
-    )
+    let text = format!("{} {}", order_target(name), response.message);
+    format_confirmed_outcome(context, response, &text, response.confirmation.as_ref())
 }
 
-pub(super) fn format_outcome(
-    context: &CommandContext,
-    name: &str,
-    done: &OrderOutcome,
-) -> Result<String, CliError> {
-    context.format_outcome(outcome_json(name, done), &outcome_text(name, done))
+/// The command that shows what a cluster is doing, for messages. The name is quoted for a shell.
+pub(super) fn describe_command(name: &str) -> String {
+    format!("shepherdctl cluster describe {}", quote_if_needed(name))
 }
 
-fn outcome_json(name: &str, done: &OrderOutcome) -> Value {
-    json!({
-        "cluster": name, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
-    })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn outcome_text(name: &str, done: &OrderOutcome) -> String {
-    format!("{} {}", order_target(name), done.message)
+    #[test]
+    fn printed_name_of_a_cluster_is_one_word_of_a_shell() {
+        for (name, expected) in [("ams", "ams"), ("a b", "'a b'"), ("$(reboot)", "'$(reboot)'"), ("", "''")] {
+            assert_eq!(describe_command(name), format!("shepherdctl cluster describe {expected}"));
+        }
+    }
 }

@@ -5,14 +5,14 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::selection::parse_selector;
+use crate::object::document::format_message;
+use crate::output::Format;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use model::cluster::forecast::{Forecast, ForecastEnd, ForecastStep};
 use model::cluster::spec::check_cluster_selector;
 use model::selector::Selector;
@@ -53,13 +53,10 @@ pub struct PlanCluster {
     pub selector: Option<Selector>,
 }
 
-/// The forecast, with what it assumes.
-#[derive(Serialize)]
+/// The forecast, and whether the cluster exists yet.
 struct ClusterPlanReport {
     exists: bool,
-    #[serde(flatten)]
     forecast: Forecast,
-    assumptions: Vec<String>,
 }
 
 /// Runs `cluster plan`: fetches and prints the forecast.
@@ -81,11 +78,11 @@ pub(super) async fn plan_cluster(
         selector: args.selector.as_ref().map(ToString::to_string).unwrap_or_default(),
     };
     let result = ClustersClient::new(client.channel()).plan(request).await;
-    let report = decode_plan(result.map_err(status_to_error)?.into_inner())?;
-    if format == Format::Json {
-        return format_json(&report);
+    let response = result.map_err(status_to_error)?.into_inner();
+    match format {
+        Format::Json => format_message(&response),
+        Format::Table => Ok(format_plan(&args.name, &decode_plan(response)?)),
     }
-    Ok(format_plan(&args.name, &report))
 }
 
 fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, CliError> {
@@ -108,7 +105,7 @@ fn decode_plan(response: v1::PlanClusterResponse) -> Result<ClusterPlanReport, C
             .map(|machine| (machine.name, machine.wait_reason))
             .collect(),
     };
-    Ok(ClusterPlanReport { exists: response.exists, forecast, assumptions: response.assumptions })
+    Ok(ClusterPlanReport { exists: response.exists, forecast })
 }
 
 fn format_plan(name: &str, report: &ClusterPlanReport) -> String {

@@ -6,18 +6,15 @@ use std::time::Duration;
 use clap::Args;
 use tokio::time::sleep;
 
-use crate::client::fleet_client::FleetClient;
 use crate::cluster::fetch::fetch_clusters;
-use crate::cluster::outcome::{format_outcome, format_response};
+use crate::cluster::outcome::{describe_command, format_response};
 use crate::cluster::view::{AuthorityRotationView, ClusterMachineView, ClusterView};
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::outcome::decode_outcome;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
 use crate::output::print_stderr;
 use bmdb::cluster::lock::order_target;
-use bmdb::orders::order::OrderOutcome;
 use model::cluster::authority_rotation::RotationKind;
 use model::humanize::humanize_duration;
 use model::time::{Timestamp, between};
@@ -88,24 +85,22 @@ pub(super) async fn rotate_cluster_authority(
     };
     let response = send_order(context, &args.reason, give).await?;
     if !args.wait || context.order_flags.dry_run {
-        return format_response(context, &args.name, response);
+        return format_response(context, &args.name, &response);
     }
     let message = context.target_flags.qualify(&response.message);
     print_stderr(&format!("shepherdctl: {} {message}", order_target(&args.name)));
-    wait_until_replaced(&context.client, &args.name).await?;
+    wait_until_replaced(context, &args.name).await?;
     let message = "has a new authority, and rejects the former one".to_owned();
-    let done = OrderOutcome { message, ..decode_outcome(response) };
-    format_outcome(context, &args.name, &done)
+    let response = v1::OrderResponse { message, ..response };
+    format_response(context, &args.name, &response)
 }
 
 /// Waits until no replacement is ordered or under way, and reports each change.
-async fn wait_until_replaced(client: &FleetClient, name: &str) -> Result<(), CliError> {
+async fn wait_until_replaced(context: &CommandContext, name: &str) -> Result<(), CliError> {
     let mut reported = String::new();
     loop {
-        let (clusters, _) = fetch_clusters(client, Some(name)).await.map_err(|error| {
-            CliError::Failed(format!(
-                "{error}. The order stays; watch it with: shepherdctl cluster describe {name}"
-            ))
+        let (clusters, _) = fetch_clusters(&context.client, Some(name)).await.map_err(|error| {
+            CliError::Failed(format!("{error}. The order stays; watch it with: {}", describe_command(name)))
         })?;
         let Some(cluster) = clusters.into_iter().find(|cluster| cluster.name == name) else {
             return Err(CliError::Failed(format!(
@@ -116,7 +111,7 @@ async fn wait_until_replaced(client: &FleetClient, name: &str) -> Result<(), Cli
         let Some(rotation) = &cluster.authority_rotation else { return Ok(()) };
         let text = format_progress(rotation, &cluster.machines, &cluster.wait_reasons);
         if text != reported {
-            print_stderr(&format!("shepherdctl: {text}"));
+            print_stderr(&format!("shepherdctl: {}", context.target_flags.qualify(&text)));
             reported = text;
         }
         sleep(POLL_INTERVAL).await;

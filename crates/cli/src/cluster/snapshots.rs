@@ -2,7 +2,6 @@
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use serde_json::json;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
@@ -10,15 +9,16 @@ use crate::cluster::ClusterOrderArgs;
 use crate::cluster::outcome::{send_cluster_order, send_final_order};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::object::document::format_message;
 use crate::order::confirmation::ConfirmFlag;
 use crate::order::wait_flags::WaitFlags;
+use crate::output::Format;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
 use model::byte_size::ByteSize;
 use model::cluster::snapshot::SnapshotView;
 use model::humanize::humanize_duration;
-use model::time::{Timestamp, between};
+use model::time::between;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
@@ -121,10 +121,15 @@ pub(super) async fn show_snapshots(
     name: &str,
     format: Format,
 ) -> Result<String, CliError> {
-    let (snapshots, now) = fetch_snapshots(client, name).await?;
+    let request = v1::ListSnapshotsRequest { name: name.to_owned() };
+    let result = ClustersClient::new(client.channel()).list_snapshots(request).await;
+    let response = result.map_err(status_to_error)?.into_inner();
     if format == Format::Json {
-        return format_json(&json!({ "snapshots": snapshots }));
+        return format_message(&response);
     }
+    let now = require_timestamp(response.read_at, "its read time")?;
+    let snapshots =
+        response.snapshots.into_iter().map(decode_snapshot).collect::<Result<Vec<_>, CliError>>()?;
     if snapshots.is_empty() {
         return Ok(format!("no snapshot of {} is kept yet\n", order_target(name)));
     }
@@ -146,17 +151,6 @@ pub(super) async fn show_snapshots(
         .collect();
     let head = ["SNAPSHOT", "AGE", "WHY", "REVISION", "EPOCH", "SIZE", "NODES", "MEMBERS", "IMAGE"];
     Ok(format_table(&head, &rows, terminal_width()))
-}
-
-async fn fetch_snapshots(
-    client: &FleetClient,
-    name: &str,
-) -> Result<(Vec<SnapshotView>, Timestamp), CliError> {
-    let request = v1::ListSnapshotsRequest { name: name.to_owned() };
-    let result = ClustersClient::new(client.channel()).list_snapshots(request).await;
-    let response = result.map_err(status_to_error)?.into_inner();
-    let snapshots = response.snapshots.into_iter().map(decode_snapshot).collect::<Result<_, _>>()?;
-    Ok((snapshots, require_timestamp(response.read_at, "its read time")?))
 }
 
 fn decode_snapshot(snapshot: v1::ClusterSnapshot) -> Result<SnapshotView, CliError> {

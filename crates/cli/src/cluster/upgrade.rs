@@ -104,7 +104,7 @@ pub(super) async fn run_upgrade_command(
         }
     };
     let response = send_order(context, reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
 
 async fn create_upgrade(
@@ -132,5 +132,5 @@ async fn create_upgrade(
         ClusterKubernetesClient::new(service).upgrade(request).await
     };
     let response = send_order(context, reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

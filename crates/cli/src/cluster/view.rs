@@ -1,19 +1,14 @@
-//! A cluster as commands print it: the JSON output of `cluster describe` has these fields.
-//!
-//! Kubernetes has types of its own here, not those of [`model::cluster::kubernetes`]: their names in JSON are those of
-//! stored state, some of which are older than the terms that the API and its users have.
+//! A cluster as commands print it for people, with times in place of the timestamps of the API.
 
 use std::collections::BTreeMap;
-
-use serde::Serialize;
 
 use model::cluster::authority_rotation::AuthorityWait;
 use model::cluster::declaration::{DeclarationView, ServiceView};
 use model::cluster::kubernetes::{ComponentStatus, ObjectConflict, VolumeDriver};
 use model::time::Timestamp;
 
-/// A cluster, as `cluster get` and `cluster describe` print it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// A cluster, as the tables and the page of `cluster describe` print it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClusterView {
     /// Name of the cluster.
     pub name: String,
@@ -78,7 +73,7 @@ pub struct ClusterView {
 }
 
 /// The encryption of a cluster's Kubernetes Secrets.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SecretsEncryptionView {
     /// Stage: `new`, `prepared`, `reading`, `writing`, `rewriting` or `settled`.
     pub stage: String,
@@ -91,7 +86,7 @@ pub struct SecretsEncryptionView {
 }
 
 /// A replacement of a cluster's authority.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AuthorityRotationView {
     /// `planned` or `compromised`; `None` if no operator ordered it.
     pub kind: Option<String>,
@@ -108,7 +103,7 @@ pub struct AuthorityRotationView {
 }
 
 /// A machine of a cluster.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ClusterMachineView {
     /// UUID of the machine.
     pub machine: String,
@@ -147,7 +142,7 @@ impl ClusterView {
 }
 
 /// Kubernetes of a cluster: desired spec and observed status.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesView {
     /// SHA-256 of the cluster's bundle, 64 hexadecimal digits.
     pub bundle: String,
@@ -178,7 +173,7 @@ pub struct KubernetesView {
 }
 
 /// Kubernetes of a cluster by the last answer of its curators.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesStatus {
     /// Whether the curators have the desired spec.
     pub in_sync: bool,
@@ -191,7 +186,7 @@ pub struct KubernetesStatus {
 }
 
 /// A rotation of keys that is under way.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KeyRotationView {
     /// The keys, as `cluster kubernetes rotate` names them.
     pub keys: String,
@@ -210,7 +205,7 @@ pub struct KeyRotationView {
 }
 
 /// Kubernetes of one node, from the node's last report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeKubernetesView {
     /// SHA-256 of the node's bundle; empty while nothing runs.
     pub bundle: String,
@@ -227,7 +222,7 @@ pub struct NodeKubernetesView {
 }
 
 /// An upgrade of a cluster.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct UpgradeView {
     /// ID of the upgrade, 8 hexadecimal digits.
     pub id: String,
@@ -266,7 +261,7 @@ pub struct UpgradeView {
 }
 
 /// A bundle of Kubernetes and its version.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleView {
     /// SHA-256 of the bundle, 64 hexadecimal digits.
     pub sha256: String,

@@ -27,7 +27,8 @@ use crate::debug::mask::{mask_json, mask_text};
 use crate::dispatch::run_fleet_command;
 use crate::error::CliError;
 use crate::exit_code::{ExitCode, ExitRecord};
-use crate::order::outcome::OrderTargets;
+use crate::order::outcome::AffectedObjects;
+use crate::output::color::SeverityColors;
 use crate::output::{Format, Output, format_json, print_stderr};
 use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
@@ -46,7 +47,7 @@ const FLEET_QUERIES: &[(&str, &[&str])] = &[
     ("approvals", &["get", "approvals"]),
     ("budgets", &["get", "budgets"]),
     ("brakes", &["get", "brakes"]),
-    ("plan", &["plan"]),
+    ("plan", &["plan", "--all"]),
     ("policy", &["get", "policy"]),
 ];
 
@@ -196,8 +197,9 @@ async fn run_query(client: &FleetClient, words: &[&str]) -> Result<Value, CliErr
         format: Format::Json,
         order_flags: OrderFlags::default(),
         exit_record: ExitRecord::default(),
-        order_targets: OrderTargets::default(),
+        order_targets: AffectedObjects::default(),
         target_flags: TargetFlags::default(),
+        colors: SeverityColors::Off,
         arguments: Vec::new(),
     };
     Ok(serde_json::from_str(&Box::pin(run_fleet_command(&command, &context)).await?)?)
@@ -233,6 +235,8 @@ fn write_archive(file: &mut impl Write, files: &BundleFiles, now: Timestamp) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::FleetCommand;
+    use crate::plan::PlanArgs;
 
     #[test]
     fn every_query_is_read_only() {
@@ -242,6 +246,14 @@ mod tests {
             let cli = Cli::try_parse_from(line);
             assert!(matches!(cli, Ok(Cli { command: Command::Fleet(_), .. })), "{words:?}: {cli:?}");
         }
+    }
+
+    #[test]
+    fn plan_of_a_bundle_has_every_line() {
+        let (_, words) = FLEET_QUERIES.iter().find(|(name, _)| *name == "plan").unwrap();
+        let cli = Cli::try_parse_from(["shepherdctl"].iter().chain(*words)).unwrap();
+        let Command::Fleet(command) = cli.command else { panic!("{words:?}") };
+        assert!(matches!(*command, FleetCommand::Plan(PlanArgs { all: true, .. })), "{command:?}");
     }
 
     #[test]

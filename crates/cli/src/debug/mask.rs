@@ -77,7 +77,7 @@ pub fn mask_text(text: &str) -> String {
 /// Masks every text in a value, and every value whose name means a secret.
 pub fn mask_json(value: &mut Value) {
     match value {
-        Value::String(text) => *text = mask_text(text),
+        Value::String(text) => *text = mask_string(text),
         Value::Array(values) => values.iter_mut().for_each(mask_json),
         Value::Object(fields) => {
             for (name, value) in fields {
@@ -89,6 +89,17 @@ pub fn mask_json(value: &mut Value) {
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Masks a text. One that is an object in JSON, such as the row of a fact, is also masked by the names in it.
+fn mask_string(text: &str) -> String {
+    match serde_json::from_str(text) {
+        Ok(mut object @ Value::Object(_)) => {
+            mask_json(&mut object);
+            mask_text(&object.to_string())
+        }
+        _ => mask_text(text),
     }
 }
 
@@ -202,6 +213,14 @@ mod tests {
             "credentials": { "user": "kim", "valid": true, "keys": ["hunter2"] },
         });
         mask_json(&mut value);
+        // The row of a fact is a text.
+        let row =
+            r#"{"address": "192.0.2.7", "credentials": {"user": "kim"}, "labels": {"ipmi-pass": "hunter2"}}"#;
+        let mut fact = json!({ "facts": [{ "table": "machine_label", "row": row }] });
+        mask_json(&mut fact);
+        let masked = fact.to_string();
+        assert!(masked.contains("192.0.2.7") && masked.contains("machine_label"), "{masked}");
+        assert!(!masked.contains("kim") && !masked.contains("hunter2"), "{masked}");
         let expected = json!({
             "a": [{ "why": "password: ***" }], "n": 7, "token_count": null, "secret": "",
             "labels": { "bmc_password": "***", "row": "7", "ipmi-pass": "***", "pin_token": "***" },

@@ -51,5 +51,5 @@ pub async fn allow_host_key(context: &CommandContext, arguments: &AllowHostKey) 
         MachinesClient::new(service).allow_host_key(request).await
     };
     let reason = reason_or_placeholder(arguments.reason.as_deref());
-    format_response(context, send_order(context, reason, give).await?)
+    format_response(context, &send_order(context, reason, give).await?)
 }

@@ -35,5 +35,5 @@ pub async fn allow_signing_keys(
         MachinesClient::new(service).allow_signing_keys(request).await
     };
     let reason = reason_or_placeholder(arguments.reason.as_deref());
-    format_response(context, send_order(context, reason, give).await?)
+    format_response(context, &send_order(context, reason, give).await?)
 }

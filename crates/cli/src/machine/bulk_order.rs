@@ -2,29 +2,31 @@
 //!
 //! A filter is easily wrong. So the machines are listed first, and the operator types their number, or gives it with
 //! `--yes_count`. The order contains that number, and is rejected if another number of machines matches by then. Machines that are
-//! named need no number, unless nothing undoes the order: the response to the dry run says so.
+//! named need no number, unless nothing undoes the order: the response to the dry run says so. Where such an order
+//! would change nothing, nobody types a number, and the order contains it, too: the API requires it in every state of the
+//! machines.
 
 use std::fmt::Write as _;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::client::decode::decode_machine_name;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use crate::machine::selection::MachineFilters;
+use crate::object::document::format_message;
 use crate::order::confirmation::{
     RequiredConfirmation, check_answer, format_confirmed_outcome, is_interactive, read_answer,
 };
 use crate::order::expiry::encode_timestamp;
-use crate::order::idempotency_key::command_with_flags;
-use crate::order::outcome::{OrderReply as _, OutcomeFields, decode_machine_outcome};
+use crate::order::idempotency_key::{command_with_flags, stdin_note};
+use crate::order::outcome::{OrderReply as _, decode_machine_outcome};
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::{preview_order, send_order};
-use crate::output::{Format, format_json, print_stderr};
+use crate::output::{Format, print_stderr};
 use bmdb::orders::machine_order::MachineOrder;
-use bmdb::orders::order::Expiry;
+use bmdb::orders::order::{Expiry, OrderOutcome, OutcomeKind};
 use model::machine_view::MachineName;
 use model::order_limits::format_machine_count;
 use model::order_rules::{ConfirmationKind, may_need_confirmation};
@@ -44,7 +46,7 @@ pub struct BulkSelection {
     #[arg(long = "yes_count", value_name = "N")]
     pub yes_count: Option<u32>,
     /// Exceed the limits of the policy, or select all machines with an empty selector; admins only
-    #[arg(long = "override_limits", alias = "beyond_limits")]
+    #[arg(long = "beyond_limits")]
     pub beyond_limits: bool,
 }
 
@@ -75,18 +77,10 @@ pub(crate) struct BulkOrderRequest<'a> {
 }
 
 /// Outcome of a bulk order on one machine.
-#[derive(Serialize)]
 struct BulkOutcome {
-    #[serde(flatten)]
     name: MachineName,
-    #[serde(flatten)]
-    outcome: OutcomeFields,
+    outcome: OrderOutcome,
     rejected: bool,
-}
-
-#[derive(Serialize)]
-struct BulkOutput {
-    machines: Vec<BulkOutcome>,
 }
 
 /// What a bulk order would do.
@@ -101,6 +95,8 @@ struct BulkPreview {
     confirmation: Option<v1::OrderConfirmation>,
     /// The exit code that the order would have.
     exit: ExitCode,
+    /// The response to the dry run, as programs get it.
+    response: v1::SubmitBulkOrderResponse,
 }
 
 /// Gives one order for many machines.
@@ -111,6 +107,9 @@ pub(crate) async fn give_bulk_order(
     if context.order_flags.dry_run {
         let preview = preview_bulk_order(context, request).await?;
         context.exit_record.record(preview.exit);
+        if preview.rejection.is_none() {
+            require_machines(&preview.outcomes)?;
+        }
         return render_dry_run(context, &preview);
     }
     let expected = if let Some(expected) = request.selection.yes_count {
@@ -122,19 +121,21 @@ pub(crate) async fn give_bulk_order(
         if let Some(message) = preview.rejection.clone() {
             return Err(CliError::Ended { exit: exit_code(CommandEnd::Rejected), message });
         }
-        if preview.outcomes.is_empty() && context.format == Format::Table {
-            context.exit_record.record(ExitCode::NotFound);
-            return Ok("no machine matches; nothing was changed\n".to_owned());
+        require_machines(&preview.outcomes)?;
+        if let Some(required) = required_count(request, &preview)? {
+            confirm_machine_count(context, request, &preview, &required)?;
         }
-        if preview.outcomes.is_empty() { Some(0) } else { confirm_machine_count(context, request, &preview)? }
+        Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX))
     };
-    let lines = send_bulk_order(context, request, expected).await?;
+    let response = send_bulk_order(context, request, expected).await?;
+    let lines = decode_bulk_outcomes(response.outcomes.clone())?;
+    require_machines(&lines)?;
     if context.format == Format::Json {
-        return format_json(&BulkOutput { machines: lines });
+        return format_message(&response);
     }
     let mut text = String::new();
     for line in &lines {
-        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message());
+        let _ = writeln!(text, "{} {}", line.name.short_name(), line.outcome.message);
     }
     let refused = lines.iter().filter(|line| line.rejected).count();
     let changed = lines.iter().filter(|line| line.outcome.is_changed()).count();
@@ -146,15 +147,22 @@ pub(crate) async fn give_bulk_order(
     Ok(text)
 }
 
+/// Rejects an order about no machine, in the same way in each output, and with a number or without one.
+fn require_machines(outcomes: &[BulkOutcome]) -> Result<(), CliError> {
+    if !outcomes.is_empty() {
+        return Ok(());
+    }
+    Err(CliError::Ended {
+        exit: ExitCode::NotFound,
+        message: "no machine matches, and nothing was changed; list all with: shepherdctl get machines"
+            .to_owned(),
+    })
+}
+
 /// Output of a dry run: the machines with their outcomes, and whether the order would be accepted.
 fn render_dry_run(context: &CommandContext, preview: &BulkPreview) -> Result<String, CliError> {
-    let answer = serde_json::json!({
-        "machines": preview.outcomes,
-        "rejection": preview.rejection,
-        "undecided_reason": preview.undecided_reason,
-    });
     let text = describe_preview(preview);
-    let outcome = format_confirmed_outcome(context, answer, &text, preview.confirmation.as_ref())?;
+    let outcome = format_confirmed_outcome(context, &preview.response, &text, preview.confirmation.as_ref())?;
     if context.format == Format::Json {
         return Ok(outcome);
     }
@@ -171,13 +179,14 @@ fn preview_lines(preview: &BulkPreview) -> Vec<String> {
     let is_decided = preview.rejection.is_none() && preview.undecided_reason.is_none();
     let line = |one: &BulkOutcome| {
         let name = one.name.short_name();
-        if is_decided && !one.outcome.has_effect() {
-            format!("{name} {}", one.outcome.message())
-        } else {
-            name
-        }
+        if is_decided && !has_effect(one) { format!("{name} {}", one.outcome.message) } else { name }
     };
     preview.outcomes.iter().map(line).collect()
+}
+
+/// Whether what was requested would hold afterwards.
+fn has_effect(one: &BulkOutcome) -> bool {
+    one.outcome.kind != OutcomeKind::NoEffect
 }
 
 /// Whether the order would be given, and on how many machines without effect, as a sentence.
@@ -194,7 +203,7 @@ fn describe_preview(preview: &BulkPreview) -> String {
         return text;
     }
     let refused = outcomes.iter().filter(|one| one.rejected).count();
-    let without_effect = outcomes.iter().filter(|one| !one.rejected && !one.outcome.has_effect()).count();
+    let without_effect = outcomes.iter().filter(|one| !one.rejected && !has_effect(one)).count();
     if refused > 0 {
         let _ = write!(text, ", and refused on {}", format_machine_count(refused));
     }
@@ -216,30 +225,48 @@ async fn preview_bulk_order(
     };
     let response = preview_order(context, reason_or_placeholder(request.reason), give).await?;
     let exit = response.exit_code();
+    check_named_count(request.names.len(), response.outcomes.len())?;
     Ok(BulkPreview {
-        outcomes: response.outcomes.into_iter().map(decode_bulk_outcome).collect::<Result<_, _>>()?,
-        rejection: response.rejection,
-        undecided_reason: response.undecided_reason,
-        confirmation: response.confirmation,
+        outcomes: decode_bulk_outcomes(response.outcomes.clone())?,
+        rejection: response.rejection.clone(),
+        undecided_reason: response.undecided_reason.clone(),
+        confirmation: response.confirmation.clone(),
         exit,
+        response,
     })
+}
+
+/// Refuses a preview with more machines than the order names: a server that ignores the names selects all machines.
+fn check_named_count(names: usize, machines: usize) -> Result<(), CliError> {
+    if names == 0 || machines <= names {
+        return Ok(());
+    }
+    let message = format!(
+        "the order names {}, and the server would give it to {machines}: it is of a release that ignores names; nothing was \
+         ordered",
+        format_machine_count(names)
+    );
+    Err(CliError::Ended { exit: ExitCode::Refused, message })
 }
 
 async fn send_bulk_order(
     context: &CommandContext,
     request: &BulkOrderRequest<'_>,
     expected: Option<u32>,
-) -> Result<Vec<BulkOutcome>, CliError> {
+) -> Result<v1::SubmitBulkOrderResponse, CliError> {
     let give = async |service, order| {
         BulkOrdersClient::new(service).submit(bulk_request(request, order, expected)).await
     };
-    let response = send_order(context, reason_or_placeholder(request.reason), give).await?;
-    response.outcomes.into_iter().map(decode_bulk_outcome).collect()
+    send_order(context, reason_or_placeholder(request.reason), give).await
+}
+
+fn decode_bulk_outcomes(outcomes: Vec<v1::MachineOrderOutcome>) -> Result<Vec<BulkOutcome>, CliError> {
+    outcomes.into_iter().map(decode_bulk_outcome).collect()
 }
 
 fn decode_bulk_outcome(one: v1::MachineOrderOutcome) -> Result<BulkOutcome, CliError> {
     let done = decode_machine_outcome(one.outcome, one.changed, one.message);
-    Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done.into(), rejected: one.rejected })
+    Ok(BulkOutcome { name: decode_machine_name(one.name)?, outcome: done, rejected: one.rejected })
 }
 
 fn bulk_request(
@@ -251,7 +278,7 @@ fn bulk_request(
         selector: request.selection.filters.selector_text(),
         order: Some(order),
         expected_machines: expected.map(|count| i32::try_from(count).unwrap_or(i32::MAX)),
-        override_limits: request.selection.beyond_limits,
+        beyond_limits: request.selection.beyond_limits,
         operation: Some(encode_operation(request.each)),
         names: request.names.to_vec(),
     }
@@ -309,16 +336,15 @@ fn required_count(
     }))
 }
 
-/// Lists the machines on standard error, and reads their number from the terminal. Returns it, or `None` if the order
-/// needs none.
+/// Lists the machines on standard error, and lets a person type their number.
 fn confirm_machine_count(
     context: &CommandContext,
     request: &BulkOrderRequest<'_>,
     preview: &BulkPreview,
-) -> Result<Option<u32>, CliError> {
-    let Some(required) = required_count(request, preview)? else { return Ok(None) };
+    required: &RequiredConfirmation,
+) -> Result<(), CliError> {
     for line in preview_lines(preview) {
-        print_stderr(&format!("  {line}"));
+        print_stderr(&format!("  {}", context.target_flags.qualify(&line)));
     }
     let machines = format_machine_count(preview.outcomes.len());
     let subject = if request.names.is_empty() { "the filters match" } else { "the order names" };
@@ -331,28 +357,27 @@ fn confirm_machine_count(
     if !is_interactive() {
         let message = format!(
             "{subject} {machines}{final_note}, and nothing was ordered at {fleet}; if these are the right ones, give \
-             --yes_count {}",
-            required.text
+             --yes_count {}{}",
+            required.text,
+            stdin_note(&context.arguments)
         );
         let command = command_with_flags(&context.arguments, &["--yes_count", &required.text]);
         return Err(CliError::Unconfirmed { message, command });
     }
     print_stderr(&format!("At {fleet}, {subject} {machines}{final_note}."));
     let line = read_answer("Type their number to give the order: ")?;
-    check_answer(line.as_deref(), &required)?;
-    Ok(Some(u32::try_from(preview.outcomes.len()).unwrap_or(u32::MAX)))
+    check_answer(line.as_deref(), required)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bmdb::orders::order::{OrderOutcome, OutcomeKind};
 
     fn outcome(name: &str, kind: OutcomeKind, rejected: bool) -> BulkOutcome {
         let machine = uuid::Uuid::from_u128(1);
         let (provider, provider_id) = (Some("rack".to_owned()), Some(name.to_owned()));
-        let done = OrderOutcome { kind, message: format!("is {name}") };
-        BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome: done.into(), rejected }
+        let outcome = OrderOutcome { kind, message: format!("is {name}") };
+        BulkOutcome { name: MachineName { machine, provider, provider_id }, outcome, rejected }
     }
 
     fn preview(outcomes: Vec<BulkOutcome>) -> BulkPreview {
@@ -362,6 +387,7 @@ mod tests {
             undecided_reason: None,
             confirmation: None,
             exit: ExitCode::Refused,
+            response: v1::SubmitBulkOrderResponse::default(),
         }
     }
 
@@ -385,6 +411,32 @@ mod tests {
         preview.rejection = Some("a limit".to_owned());
         assert_eq!(preview_lines(&preview), names);
         assert_eq!(describe_preview(&preview), "this is about 4 machines; refused: a limit");
+    }
+
+    #[test]
+    fn order_about_no_machine_has_found_none() {
+        let error = require_machines(&[]).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::NotFound);
+        assert!(error.to_string().starts_with("no machine matches, and nothing was changed"), "{error}");
+        assert!(require_machines(&[outcome("a", OutcomeKind::Already, false)]).is_ok());
+    }
+
+    #[test]
+    fn order_about_names_reaches_no_more_machines_than_it_names() {
+        for (names, machines, expected) in
+            [(0, 9, true), (2, 2, true), (2, 1, true), (2, 0, true), (2, 3, false)]
+        {
+            let checked = check_named_count(names, machines);
+            assert_eq!(checked.is_ok(), expected, "{names} {machines}");
+            if let Err(error) = checked {
+                assert_eq!(error.exit_code(), ExitCode::Refused);
+                assert!(
+                    error
+                        .to_string()
+                        .starts_with("the order names 2 machines, and the server would give it to 3")
+                );
+            }
+        }
     }
 
     #[test]

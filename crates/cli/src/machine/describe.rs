@@ -1,25 +1,26 @@
 //! `describe machine`: all facts, schedule and history of one machine.
 //!
 //! Facts are found by reflection and shown column by column, so that a fact of a newer schema is not hidden. Bytes
-//! that this release understands (a hardware report, host keys) are decoded, others are shown as bytes.
+//! that this release understands (a hardware report, host keys) are decoded, others are shown as bytes. Programs get
+//! the response of the API, in which each fact is its row.
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::client::decode::{
     decode_machine_name, decode_timestamp, missing_field, phase_name, process_name, require_timestamp,
 };
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
-use crate::machine::hardware_report::describe_report;
 use crate::machine::history::{EVENT_HEADERS, decode_event, event_row};
+use crate::object::document::format_message;
+use crate::output::Format;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, format_json};
 use crate::work::decode_holder;
 use bmdb::machine::tags::{Tag, TagColumn};
 use model::byte_size::ByteSize;
+use model::hardware_report::describe_report;
 use model::host_key::HostKey;
 use model::humanize::{relative_and_absolute_time, relative_time};
 use model::machine_view::{LaneView, MachineName};
@@ -55,24 +56,6 @@ struct MachineDescription {
     events: Vec<HistoryEntry>,
 }
 
-#[derive(Serialize)]
-struct DescriptionOutput<'a> {
-    #[serde(flatten)]
-    name: &'a MachineName,
-    phase: &'static str,
-    created_at: Timestamp,
-    at: Timestamp,
-    /// Every fact: name of its table, its row.
-    facts: Map<String, Value>,
-    /// Lines of the hardware report: label, text.
-    hardware: Vec<(String, String)>,
-    schedule: &'a [LaneView],
-    backoffs: &'a [ProcessWait],
-    postponements: &'a [ProcessWait],
-    /// Most recent history entries, newest first.
-    events: &'a [HistoryEntry],
-}
-
 /// Runs `describe machine M`: fetches and prints the description.
 pub async fn describe_machine(
     client: &FleetClient,
@@ -81,10 +64,10 @@ pub async fn describe_machine(
 ) -> Result<String, CliError> {
     let request = v1::DescribeMachineRequest { machine: machine.to_owned() };
     let response = MachinesClient::new(client.channel()).describe(request).await.map_err(status_to_error)?;
-    let described = decode_description(response.into_inner())?;
+    let response = response.into_inner();
     match format {
-        Format::Json => format_json(&description_output(&described)),
-        Format::Table => Ok(render_description(&described)),
+        Format::Json => format_message(&response),
+        Format::Table => Ok(render_description(&decode_description(response)?)),
     }
 }
 
@@ -143,21 +126,6 @@ fn decode_lane(lane: v1::Lane) -> Result<LaneView, CliError> {
     })
 }
 
-fn description_output(of: &MachineDescription) -> DescriptionOutput<'_> {
-    DescriptionOutput {
-        name: &of.name,
-        phase: of.phase,
-        created_at: of.created_at,
-        at: of.at,
-        facts: of.tags.iter().map(|tag| (tag.table.clone(), Value::Object(tag.row.clone()))).collect(),
-        hardware: of.tags.iter().flat_map(hardware_lines).collect(),
-        schedule: &of.schedule,
-        backoffs: &of.backoffs,
-        postponements: &of.postponements,
-        events: &of.events,
-    }
-}
-
 fn hardware_lines(tag: &Tag) -> Vec<(String, String)> {
     let Some(bytes) = tag.row.get("report").and_then(parse_bytea) else { return Vec::new() };
     if tag.table != "machine_hardware_report" {
@@ -194,7 +162,7 @@ fn render_description(of: &MachineDescription) -> String {
     }
     text.push_str(&format_waits("backoffs", &of.backoffs, now, width));
     text.push_str(&format_waits("postponed", &of.postponements, now, width));
-    let shown: Vec<Vec<String>> = of.events.iter().map(event_row).collect();
+    let shown: Vec<Vec<String>> = of.events.iter().map(|event| event_row(event, now)).collect();
     if !shown.is_empty() {
         text.push_str("\nlast events, newest first\n");
         for line in format_table(&EVENT_HEADERS, &shown, width.map(|width| width.saturating_sub(2))).lines() {

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::client::decode::require_timestamp;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::{Page, PageRequest, fetch_pages};
+use crate::client::pagination::{Page, PageRequest, fetch_pages_within};
 use crate::error::CliError;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
@@ -25,6 +25,9 @@ use proto::fleet::v1::machines_client::MachinesClient;
 
 /// Most names that one call of the API takes.
 pub(super) const MAX_NAMES: usize = 100;
+
+/// Most calls for a page of a screen: each inspects a bounded number of machines, and may find none.
+const MAX_CALLS_PER_SCREEN: usize = 4;
 
 /// Place of the phase in a row.
 pub(super) const PHASE_COLUMN: usize = 1;
@@ -73,16 +76,45 @@ pub(crate) async fn list_machines(
     args: &MachineListArgs,
     limit: Option<u32>,
 ) -> Result<ObjectList, CliError> {
+    let request = v1::ListMachinesRequest {
+        selector: args.filters.selector_text(),
+        page_token: args.cursor.clone().unwrap_or_default(),
+        omit_retired: args.omits_retired(),
+        ..v1::ListMachinesRequest::default()
+    };
+    list_pages(client, request, limit, usize::MAX).await
+}
+
+/// Lists a part of the machines that a selector chooses, for a screen: at most `size` of them in a bounded number of
+/// calls, from the page of `token`, which is empty for the first one. [`ObjectList::cursor`] is the token of the next
+/// page. Retired machines are left out, unless the selector names their phase.
+pub(crate) async fn list_machine_page(
+    client: &FleetClient,
+    selector: &str,
+    token: &str,
+    size: u32,
+) -> Result<ObjectList, CliError> {
+    let request = v1::ListMachinesRequest {
+        selector: selector.to_owned(),
+        page_token: token.to_owned(),
+        omit_retired: true,
+        ..v1::ListMachinesRequest::default()
+    };
+    list_pages(client, request, Some(size), MAX_CALLS_PER_SCREEN).await
+}
+
+/// Lists what a request selects, from its page on, in at most `max_calls` calls.
+async fn list_pages(
+    client: &FleetClient,
+    request: v1::ListMachinesRequest,
+    limit: Option<u32>,
+    max_calls: usize,
+) -> Result<ObjectList, CliError> {
     let mut service = MachinesClient::new(client.channel());
-    let first = args.cursor.clone().unwrap_or_default();
-    let pages = fetch_pages(limit, first, async |page: PageRequest| {
-        let request = v1::ListMachinesRequest {
-            selector: args.filters.selector_text(),
-            page_size: page.size,
-            page_token: page.token,
-            omit_retired: args.omits_retired(),
-            ..v1::ListMachinesRequest::default()
-        };
+    let first = request.page_token.clone();
+    let pages = fetch_pages_within(max_calls, limit, first, async |page: PageRequest| {
+        let request =
+            v1::ListMachinesRequest { page_size: page.size, page_token: page.token, ..request.clone() };
         let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
         let lines = take_machines(&mut response)?;
         Ok(Page { lines, next_token: response.next_page_token.clone(), response })

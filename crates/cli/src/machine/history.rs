@@ -4,17 +4,18 @@ use crate::client::decode::{parse_uuid, require_timestamp};
 use crate::error::CliError;
 use crate::output::zone::current_zone;
 use crate::routine::decode_routine_fold;
+use model::humanize::humanize_duration;
 use model::routine::{ROUTINE_PROCESS, RoutineFold};
-use model::time::Timestamp;
+use model::time::{Timestamp, between};
 use model::timeline::{HistoryEntry, TimelineLine};
 use proto::fleet::v1;
 
-/// Headers of a table of history entries.
-pub const EVENT_HEADERS: [&str; 5] = ["AT", "EVENT", "WORK", "BY", "DETAIL"];
+/// Headers of a table of history entries: a time is relative first, then absolute.
+pub const EVENT_HEADERS: [&str; 6] = ["AGE", "AT", "EVENT", "WORK", "BY", "DETAIL"];
 
-/// A history entry as a row under [`EVENT_HEADERS`].
+/// A history entry as a row under [`EVENT_HEADERS`]. `now` is when the history was read.
 #[must_use]
-pub fn event_row(line: &HistoryEntry) -> Vec<String> {
+pub fn event_row(line: &HistoryEntry, now: Timestamp) -> Vec<String> {
     let work = match (&line.process, line.fence) {
         (Some(process), Some(fence)) => format!("{process} #{fence}"),
         _ => "-".to_owned(),
@@ -24,21 +25,35 @@ pub fn event_row(line: &HistoryEntry) -> Vec<String> {
         (Some(component), None) => component.clone(),
         _ => "-".to_owned(),
     };
-    vec![format_moment(line.at), line.event.clone(), work, by, line.detail.clone().unwrap_or_default()]
+    vec![
+        format_age(line.at, now),
+        format_moment(line.at),
+        line.event.clone(),
+        work,
+        by,
+        line.detail.clone().unwrap_or_default(),
+    ]
 }
 
-/// A line of a timeline as a row under [`EVENT_HEADERS`]. Folded routine has the time of its earliest entry.
+/// A line of a timeline as a row under [`EVENT_HEADERS`]. Folded routine has the time of its earliest entry. `now` is when
+/// the timeline was read.
 #[must_use]
-pub fn timeline_row(line: &TimelineLine) -> Vec<String> {
+pub fn timeline_row(line: &TimelineLine, now: Timestamp) -> Vec<String> {
     match line {
-        TimelineLine::Event(entry) => event_row(entry),
-        TimelineLine::Routine(fold) => routine_row(fold),
+        TimelineLine::Event(entry) => event_row(entry, now),
+        TimelineLine::Routine(fold) => routine_row(fold, now),
     }
 }
 
-fn routine_row(fold: &RoutineFold) -> Vec<String> {
+fn routine_row(fold: &RoutineFold, now: Timestamp) -> Vec<String> {
     let what = fold.describe(ROUTINE_PROCESS.as_str(), |at| current_zone().format_time(at));
-    vec![format_moment(fold.first_at), "Routine".to_owned(), "-".to_owned(), "-".to_owned(), what]
+    let dash = || "-".to_owned();
+    let (age, at) = (format_age(fold.first_at, now), format_moment(fold.first_at));
+    vec![age, at, "Routine".to_owned(), dash(), dash(), what]
+}
+
+fn format_age(at: Timestamp, now: Timestamp) -> String {
+    humanize_duration(between(at, now))
 }
 
 fn format_moment(at: Timestamp) -> String {
@@ -65,4 +80,39 @@ pub fn decode_event(event: v1::Event) -> Result<HistoryEntry, CliError> {
         host: event.host,
         detail: event.detail,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn time_of_a_line_is_relative_first_and_then_absolute() {
+        let now = at("2026-03-02T06:40:00Z");
+        let (first_at, last_at) = (at("2026-03-02T00:48:00.560Z"), at("2026-03-02T03:18:00Z"));
+        let entry = HistoryEntry {
+            at: at("2026-03-02T06:37:00.124Z"),
+            event: "Failed".to_owned(),
+            lane: None,
+            fence: None,
+            process: None,
+            session: None,
+            component: None,
+            host: None,
+            detail: None,
+        };
+        let fold = RoutineFold { first_at, last_at, work_items: 11, lines: 22 };
+        for (line, age, moment) in [
+            (TimelineLine::Event(entry), "3m", "2026-03-02T06:37:00.124+00:00"),
+            (TimelineLine::Routine(fold), "5h51m", "2026-03-02T00:48:00.560+00:00"),
+        ] {
+            let row = timeline_row(&line, now);
+            assert_eq!(row.len(), EVENT_HEADERS.len());
+            assert_eq!(row[..2], [age, moment], "{row:?}");
+        }
+    }
 }

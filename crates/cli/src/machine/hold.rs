@@ -1,12 +1,12 @@
 //! `hold`, `release`: stop work on machines, and let it continue.
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
+use crate::one_of::one_of;
 use crate::order::expiry::{encode_timestamp, parse_until};
 use crate::order::reason::require_why_reason;
 use bmdb::orders::machine_order::MachineOrder;
@@ -42,7 +42,7 @@ pub struct HoldArgs {
         long,
         value_name = "SCOPE",
         default_value = "everything",
-        value_parser = PossibleValuesParser::new(HoldScope::ALL.map(HoldScope::as_str))
+        value_parser = one_of(HoldScope::ALL.map(HoldScope::as_str))
     )]
     pub scope: String,
     /// Automatic end: a duration (2h) or a time (2026-11-20T18:00:00Z)
@@ -50,7 +50,7 @@ pub struct HoldArgs {
     pub until: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Arguments of `release`: the machines, and whether their quarantine ends.
@@ -64,7 +64,7 @@ pub struct ReleaseArgs {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `hold M…`: puts a hold on machines.

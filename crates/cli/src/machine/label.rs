@@ -106,7 +106,7 @@ fn parse_words(words: &[String]) -> Result<LabelWords, CliError> {
     }
     if let Some(key) = found.remove.iter().find(|key| found.set.contains_key(*key)) {
         return Err(CliError::Invalid(format!(
-            "the label {key} is to be set and removed; give one of {key}=… and {key}-"
+            "the label {key} cannot be set and removed by one order; give one of {key}=… and {key}-"
         )));
     }
     if found.set.is_empty() && found.remove.is_empty() {

@@ -5,10 +5,9 @@
 //! any other: it is in the audit, and it can be repeated if its response is lost. The uploaded parts are read from
 //! whichever server of the context answers (`LogReader`).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 use uuid::Uuid;
@@ -18,18 +17,17 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::machine::outcome::format_outcome;
-use crate::order::expiry::parse_lifetime;
-use crate::order::outcome::decode_outcome;
+use crate::machine::outcome::format_response;
+use crate::object::document::{ObjectDocument, format_message};
+use crate::order::expiry::parse_age;
 use crate::order::reason::reason_or_placeholder;
 use crate::order::retry::send_order_through;
 use crate::output::table::{format_table, terminal_width};
-use crate::output::{Format, Output, format_json, print_chunk, print_stderr};
-use bmdb::orders::order::OrderOutcome;
+use crate::output::{Format, Output, print_chunk, print_stderr};
 use model::byte_size::ByteSize;
 use model::log_request::{AvailableLog, DEFAULT_LINES, LogQuery, LogRequestState, MAX_LINES};
 use model::machine_view::MachineName;
-use model::time::Span;
+use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::logs_client::LogsClient;
 
@@ -62,9 +60,9 @@ pub struct LogsArgs {
     /// Maximum number of lines, from the end of the log
     #[arg(long, value_name = "N", default_value_t = DEFAULT_LINES, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINES)))]
     pub lines: u32,
-    /// Only lines newer than this, by the machine's clock: 10m, 2h
-    #[arg(long, value_name = "SPAN", value_parser = parse_lifetime)]
-    pub since: Option<Span>,
+    /// Only lines since then: a time, or a duration before now (10m), by the machine's clock
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
     /// Follow the log, for at most an hour
     #[arg(long, short, requires = "log")]
     pub follow: bool,
@@ -74,20 +72,20 @@ pub struct LogsArgs {
 }
 
 impl LogsArgs {
-    fn query(&self) -> LogQuery {
-        LogQuery {
-            log: self.log.clone().unwrap_or_default(),
-            lines: self.lines,
-            since: self.since,
-            follow: self.follow,
-        }
+    /// The request, at `now` by the clock of this host.
+    fn query(&self, now: Timestamp) -> Result<LogQuery, CliError> {
+        let since = self.since.as_deref().map(|since| parse_age("since", since, now)).transpose()?;
+        let log = self.log.clone().unwrap_or_default();
+        let query = LogQuery { log, lines: self.lines, since, follow: self.follow };
+        query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+        Ok(query)
     }
 }
 
 /// Outcome of a log request.
 enum LogRequestOutcome {
     /// It was a dry run, so there is nothing to read.
-    DryRun(MachineName, OrderOutcome),
+    DryRun(Box<v1::OrderResponse>),
     /// The request was accepted; the reader returns the log.
     Accepted(Box<LogReader>),
 }
@@ -110,11 +108,12 @@ struct LogUpdate {
     lines: Vec<String>,
     available_logs: Vec<AvailableLog>,
     note: Option<String>,
+    /// The response of the API, as programs get it.
+    response: v1::ReadLogResponse,
 }
 
 async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogRequestOutcome, CliError> {
-    let query = args.query();
-    query.validate().map_err(|(_, text)| CliError::Invalid(text))?;
+    let query = args.query(Timestamp::from(SystemTime::now()))?;
     let mut client = context.client.clone();
     let give = async |service, order| {
         let request = v1::RequestLogRequest {
@@ -134,7 +133,7 @@ async fn request_log(context: &CommandContext, args: &LogsArgs) -> Result<LogReq
     let request: Option<Uuid> = response.request_id.parse().ok();
     let now = Instant::now();
     Ok(match request.filter(|_| !context.order_flags.dry_run) {
-        None => LogRequestOutcome::DryRun(name, decode_outcome(order)),
+        None => LogRequestOutcome::DryRun(Box::new(order)),
         Some(request) => LogRequestOutcome::Accepted(Box::new(LogReader {
             client,
             name,
@@ -200,7 +199,7 @@ impl LogReader {
 
     fn decode_update(&mut self, response: v1::ReadLogResponse) -> Result<LogUpdate, CliError> {
         self.parts_read = response.parts_read;
-        let why = Some(response.message).filter(|text| !text.is_empty());
+        let why = Some(response.message.clone()).filter(|text| !text.is_empty());
         let state = match response.state.as_str() {
             "waiting" => LogRequestState::Waiting(why.unwrap_or_default()),
             "receiving" => LogRequestState::Receiving,
@@ -213,13 +212,14 @@ impl LogReader {
         };
         Ok(LogUpdate {
             state,
-            lines: response.lines,
+            lines: response.lines.clone(),
             available_logs: response
                 .available_logs
-                .into_iter()
-                .map(|log| AvailableLog { log: log.log, bytes: log.bytes })
+                .iter()
+                .map(|log| AvailableLog { log: log.log.clone(), bytes: log.bytes })
                 .collect(),
-            note: Some(response.note).filter(|note| !note.is_empty()),
+            note: Some(response.note.clone()).filter(|note| !note.is_empty()),
+            response,
         })
     }
 
@@ -247,10 +247,11 @@ fn is_unknown(log: Option<&str>, available_logs: &[AvailableLog]) -> bool {
     log.is_some_and(|log| !available_logs.is_empty() && available_logs.iter().all(|there| there.log != log))
 }
 
-/// Runs `logs` without `--follow`: waits for the whole log and prints it.
+/// Runs `logs` without `--follow`: waits for the whole log and prints it. Programs get the last response of the API,
+/// with the lines of all of them.
 pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<String, CliError> {
     let mut reader = match request_log(context, args).await? {
-        LogRequestOutcome::DryRun(name, done) => return format_outcome(context, name, done),
+        LogRequestOutcome::DryRun(order) => return format_response(context, &order),
         LogRequestOutcome::Accepted(reader) => reader,
     };
     let (mut lines, mut last) = (Vec::new(), None);
@@ -270,15 +271,14 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
         }
         return Err(reader.failure(args.log.as_deref(), &text, &came.available_logs));
     }
-    let named = &reader.name;
-    match (&args.log, context.format) {
-        (None, Format::Json) => format_json(&json!({
-            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "logs": came.available_logs,
-        })),
-        (None, Format::Table) if came.available_logs.is_empty() => {
-            Ok(format!("{} has no log yet\n", named.short_name()))
+    if context.format == Format::Json {
+        return format_message(&v1::ReadLogResponse { lines, ..came.response });
+    }
+    match &args.log {
+        None if came.available_logs.is_empty() => {
+            Ok(format!("{} has no log yet\n", reader.name.short_name()))
         }
-        (None, Format::Table) => {
+        None => {
             let rows: Vec<_> = came
                 .available_logs
                 .iter()
@@ -286,27 +286,23 @@ pub async fn show_log(context: &CommandContext, args: &LogsArgs) -> Result<Strin
                 .collect();
             Ok(format_table(&["LOG", "SIZE"], &rows, terminal_width()))
         }
-        (Some(log), Format::Json) => format_json(&json!({
-            "machine": named.machine, "provider": named.provider, "provider_id": named.provider_id, "log": log,
-            "lines": lines, "note": came.note,
-        })),
-        (Some(_), Format::Table) => {
+        Some(_) => {
             print_note(came.note.as_deref());
             Ok(join_lines(&lines))
         }
     }
 }
 
-/// Runs `logs M LOG --follow`: prints lines as they arrive.
+/// Runs `logs M LOG --follow`: prints lines as they arrive, or each response with lines as the API sends it.
 pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Output) -> Result<(), CliError> {
-    if matches!(output, Output::Yaml | Output::CustomColumns(_)) {
+    if matches!(output, Output::CustomColumns(_)) {
         return Err(CliError::Invalid(
-            "--follow cannot print YAML or columns, because the output has no end; use -o json".to_owned(),
+            "--follow cannot print columns, because the output has no end; use -o json".to_owned(),
         ));
     }
     let mut reader = match request_log(context, args).await? {
-        LogRequestOutcome::DryRun(name, done) => {
-            print_chunk(&format_outcome(context, name, done)?)?;
+        LogRequestOutcome::DryRun(order) => {
+            print_chunk(&output.convert(format_response(context, &order)?)?)?;
             return Ok(());
         }
         LogRequestOutcome::Accepted(reader) => reader,
@@ -318,16 +314,9 @@ pub async fn follow_log(context: &CommandContext, args: &LogsArgs, output: &Outp
             noted = true;
             print_note(came.note.as_deref());
         }
-        let object = |line: &String| json!({ "line": line });
-        let shown = match (output, output.format()) {
-            (_, Format::Table) => join_lines(&came.lines),
-            (Output::JsonPath(template), _) => {
-                came.lines.iter().map(|line| template.render(&object(line))).collect()
-            }
-            _ => {
-                let objects: Vec<String> = came.lines.iter().map(|line| object(line).to_string()).collect();
-                join_lines(&objects)
-            }
+        let shown = match output.format() {
+            Format::Table => join_lines(&came.lines),
+            Format::Json => output.format_line(&ObjectDocument::of_message(&came.response).to_json()?)?,
         };
         // Standard output is closed, so stop.
         if !print_chunk(&shown)? {
@@ -357,6 +346,32 @@ fn print_note(note: Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use clap::Parser as _;
+    use model::time::Span;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        logs: LogsArgs,
+    }
+
+    #[test]
+    fn lines_are_requested_since_a_time_or_for_a_duration() {
+        let now = "2026-11-20T18:00:00Z".parse().unwrap();
+        for (since, expected) in [
+            ("10m", Some(Span::minutes(10))),
+            ("2026-11-20T17:00:00Z", Some(Span::seconds(3601))),
+            ("2026-11-20T19:00:00+01:00", Some(Span::seconds(1))),
+            ("2026-11-20T19:00:00Z", None),
+            ("9999d", None),
+            ("soon", None),
+        ] {
+            let command = Command::try_parse_from(["p", "sim-1", "etcd", "--since", since]).unwrap();
+            let found = command.logs.query(now);
+            assert_eq!(found.ok().and_then(|query| query.since), expected, "{since}");
+        }
+    }
 
     #[test]
     fn log_is_unknown_if_the_machine_lists_others_alone() {

@@ -49,5 +49,5 @@ pub(crate) async fn give_machine_order(
     } else {
         send_order(context, reason, give).await?
     };
-    format_response(context, response)
+    format_response(context, &response)
 }

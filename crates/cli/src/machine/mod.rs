@@ -13,7 +13,6 @@ pub mod bulk_order;
 pub mod describe;
 pub mod footer;
 pub mod get;
-pub mod hardware_report;
 pub mod history;
 pub mod hold;
 pub mod label;

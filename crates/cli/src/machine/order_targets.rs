@@ -4,6 +4,7 @@
 //! filtered by other programs, and ordered about. A line of a table is no name, and nothing is ordered then.
 
 use std::collections::BTreeSet;
+use std::io::Read as _;
 
 use clap::Args;
 
@@ -15,12 +16,16 @@ pub const SELECTORS: [&str; 2] = ["MachineFilters", "beyond_limits"];
 
 /// The argument for names on standard input.
 const STDIN: &str = "-";
+/// Most bytes of standard input.
+const MAX_INPUT: usize = 1 << 20;
+/// Most names of an order, same as in the API.
+const MAX_NAMES: usize = 1000;
 /// The header of a list of names.
 const HEADER: &str = "NAME";
 
 /// The machines of an order.
 #[derive(Debug, Default, Args)]
-pub struct OrderTargets {
+pub struct MachineTargets {
     /// Machines: each by its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID; - for names on
     /// standard input; omit them to select by filters
     #[arg(value_name = "M", required_unless_present_any = SELECTORS, conflicts_with = "MachineFilters")]
@@ -30,7 +35,7 @@ pub struct OrderTargets {
     pub selection: BulkSelection,
 }
 
-impl OrderTargets {
+impl MachineTargets {
     /// The names of the machines, each once, in their order; empty if filters select them.
     pub(crate) fn read_names(&self) -> Result<Vec<String>, CliError> {
         read_names(&self.machines)
@@ -45,7 +50,7 @@ pub(crate) fn check_machines(machines: &[String], selection: &BulkSelection) -> 
             "the machine {machine:?} and filters cannot be given together; nothing was ordered"
         ))),
         None if !has_filters && !selects_all => Err(CliError::Invalid(
-            "give machines, or filters that select them; nothing was ordered".to_owned(),
+            "give machines, or select them with -l SELECTOR; nothing was ordered".to_owned(),
         )),
         _ => Ok(()),
     }
@@ -53,12 +58,18 @@ pub(crate) fn check_machines(machines: &[String], selection: &BulkSelection) -> 
 
 /// The names in these arguments and on standard input, each once, in their order.
 pub(crate) fn read_names(arguments: &[String]) -> Result<Vec<String>, CliError> {
-    expand_names(arguments, || std::io::read_to_string(std::io::stdin()))
+    expand_names(arguments, || {
+        let mut input = Vec::new();
+        // One byte more shows that there is more.
+        let limit = u64::try_from(MAX_INPUT + 1).unwrap_or(u64::MAX);
+        std::io::stdin().lock().take(limit).read_to_end(&mut input)?;
+        Ok(input)
+    })
 }
 
 fn expand_names(
     arguments: &[String],
-    read: impl FnOnce() -> std::io::Result<String>,
+    read: impl FnOnce() -> std::io::Result<Vec<u8>>,
 ) -> Result<Vec<String>, CliError> {
     let mut read = Some(read);
     let mut names = Vec::new();
@@ -66,16 +77,28 @@ fn expand_names(
         if argument != STDIN {
             names.push(argument.clone());
         } else if let Some(read) = read.take() {
-            let text = read().map_err(|error| {
+            let unread = |error: &dyn std::fmt::Display| {
                 CliError::Invalid(format!(
                     "cannot read names of machines from standard input: {error}; nothing was ordered"
                 ))
-            })?;
+            };
+            let input = read().map_err(|error| unread(&error))?;
+            if input.len() > MAX_INPUT {
+                return Err(unread(&"it is longer than 1 MiB"));
+            }
+            let text = String::from_utf8(input).map_err(|_| unread(&"it is not UTF-8"))?;
             names.extend(parse_names(&text)?);
         }
     }
     let mut known = BTreeSet::new();
     names.retain(|name| known.insert(name.clone()));
+    if names.len() > MAX_NAMES {
+        return Err(CliError::Invalid(format!(
+            "{} machines are named, and an order names at most {MAX_NAMES}; nothing was ordered. Give several orders, or \
+             select the machines by -l",
+            names.len()
+        )));
+    }
     Ok(names)
 }
 
@@ -110,7 +133,7 @@ mod tests {
 
     fn expanded(arguments: &[&str], input: &str) -> Result<Vec<String>, CliError> {
         let arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
-        expand_names(&arguments, || Ok(input.to_owned()))
+        expand_names(&arguments, || Ok(input.as_bytes().to_vec()))
     }
 
     #[test]
@@ -125,6 +148,24 @@ mod tests {
             (&[], "a\n", &[]),
         ] {
             assert_eq!(expanded(arguments, input).unwrap(), expected, "{arguments:?} {input:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let lines = |count: usize| (0..count).map(|number| format!("sim/m{number}\n")).collect::<String>();
+        assert_eq!(expanded(&["-"], &lines(MAX_NAMES)).unwrap().len(), MAX_NAMES);
+        // The same names again are no more machines.
+        assert_eq!(expanded(&["-", "sim/m7"], &lines(MAX_NAMES)).unwrap().len(), MAX_NAMES);
+        for (arguments, input, part) in [
+            (&["-"][..], lines(MAX_NAMES + 1), "1001 machines are named, and an order names at most 1000"),
+            (&["-", "x"], lines(MAX_NAMES), "1001 machines are named"),
+            (&["-"], "\n".repeat(MAX_INPUT + 1), "it is longer than 1 MiB"),
+        ] {
+            let error = expanded(arguments, &input).unwrap_err();
+            let text = error.to_string();
+            assert!(error.exit_code().number() == 2 && text.contains(part), "{text}");
+            assert!(text.contains("nothing was ordered"), "{text}");
         }
     }
 
@@ -155,6 +196,8 @@ mod tests {
             assert!(error.exit_code().number() == 2 && text.contains(part), "{input:?}: {text}");
             assert!(text.contains("nothing was ordered"), "{text}");
         }
+        let binary = expand_names(&["-".to_owned()], || Ok(vec![b'a', 0xff]));
+        assert!(binary.unwrap_err().to_string().contains("it is not UTF-8; nothing was ordered"));
         let unread = expand_names(&["-".to_owned()], || Err(std::io::ErrorKind::InvalidData.into()));
         assert_eq!(unread.unwrap_err().exit_code().number(), 2);
     }

@@ -5,7 +5,8 @@ use clap::{Args, Subcommand};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
+use crate::one_of::one_of;
 use crate::order::confirmation::ConfirmFlag;
 use crate::order::reason::require_why_reason;
 use crate::order::wait_flags::WaitFlags;
@@ -46,7 +47,7 @@ pub struct RebootArgs {
     pub waiting: WaitFlags,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Arguments of `power`: an action and its machines, or a subcommand.
@@ -56,7 +57,7 @@ pub struct PowerArgs {
     #[command(subcommand)]
     pub command: Option<PowerCommand>,
     /// What to do: on, off or cycle
-    #[arg(value_name = "ACTION", required = true, value_parser = ["on", "off", "cycle"])]
+    #[arg(value_name = "ACTION", required = true, value_parser = one_of(["on", "off", "cycle"]))]
     pub action: Option<String>,
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]
@@ -69,7 +70,7 @@ pub struct PowerArgs {
     pub waiting: WaitFlags,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Subcommands of `power`, about orders that were given.
@@ -88,7 +89,7 @@ pub struct CancelPower {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `reboot M…`: orders a reboot of machines.
@@ -111,7 +112,7 @@ pub async fn switch_power(context: &CommandContext, arguments: &PowerArgs) -> Re
 /// Orders a power action. `reason` comes with whether a flag confirms the order.
 async fn order_power(
     context: &CommandContext,
-    targets: &OrderTargets,
+    targets: &MachineTargets,
     switch: PowerOrderKind,
     (reason, is_confirmed): (&str, bool),
 ) -> Result<String, CliError> {

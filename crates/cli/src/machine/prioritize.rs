@@ -77,8 +77,9 @@ fn split_words(words: &[String]) -> Result<(&[String], PriorityLevel), CliError>
     let (level, machines) = words
         .split_last()
         .ok_or_else(|| CliError::Invalid("give the machines, and then urgent, normal or low".to_owned()))?;
-    let level =
-        level.parse().map_err(|error: UnknownName| CliError::Invalid(format!("the last word: {error}")))?;
+    let found = PriorityLevel::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(level));
+    let level = found.map_or_else(|| level.parse(), Ok);
+    let level = level.map_err(|error: UnknownName| CliError::Invalid(format!("the last word: {error}")))?;
     Ok((machines, level))
 }
 
@@ -96,6 +97,7 @@ mod tests {
         };
         assert_eq!(split(&["a", "urgent"]), Ok((1, PriorityLevel::Urgent)));
         assert_eq!(split(&["a", "b", "low"]), Ok((2, PriorityLevel::Low)));
+        assert_eq!(split(&["a", "LOW"]), Ok((1, PriorityLevel::Low)));
         assert_eq!(split(&["normal"]), Ok((0, PriorityLevel::Normal)));
         for (words, part) in [(&["a"][..], "the last word: \"a\""), (&["a", "b"], "\"b\"")] {
             let error = split(words).unwrap_err();

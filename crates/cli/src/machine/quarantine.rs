@@ -5,7 +5,7 @@ use clap::Args;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
 use crate::order::reason::require_why_reason;
 use bmdb::orders::machine_order::MachineOrder;
 use proto::fleet::v1;
@@ -24,7 +24,7 @@ pub struct QuarantineArgs {
     pub reason: String,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `quarantine M…`: leaves machines alone.

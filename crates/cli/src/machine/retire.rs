@@ -6,7 +6,7 @@ use crate::client::fleet_client::ApiChannel;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
 use crate::machine::outcome::{describe_effect, format_response};
 use crate::order::confirmation::{ConfirmFlag, RequiredConfirmation, require_confirmation};
 use crate::order::reason::require_why_reason;
@@ -67,7 +67,7 @@ pub struct RetireArgs {
     pub confirm: ConfirmFlag,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Subcommands of `retire`, about retirements that have begun.
@@ -89,7 +89,7 @@ pub struct CancelRetire {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Arguments of `retire waive`: the stage to skip, and the confirmation.
@@ -179,5 +179,5 @@ async fn waive_stage(context: &CommandContext, arguments: &WaiveStage) -> Result
         }
     }
     let give = async |service: ApiChannel, order: v1::Order| give(service, order, words.clone()).await;
-    format_response(context, send_order(context, reason, give).await?)
+    format_response(context, &send_order(context, reason, give).await?)
 }

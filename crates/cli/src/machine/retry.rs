@@ -5,7 +5,7 @@ use clap::Args;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::machine_order::{MachineOrderRequest, give_machine_order};
-use crate::machine::order_targets::OrderTargets;
+use crate::machine::order_targets::MachineTargets;
 use bmdb::orders::machine_order::MachineOrder;
 use proto::fleet::v1;
 use proto::fleet::v1::machines_client::MachinesClient;
@@ -22,7 +22,7 @@ pub struct RetryArgs {
     pub reason: Option<String>,
     /// The machines of the order.
     #[command(flatten)]
-    pub targets: OrderTargets,
+    pub targets: MachineTargets,
 }
 
 /// Runs `retry M…`: lets everything that failed on machines be tried again at once.

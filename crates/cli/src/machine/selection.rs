@@ -1,10 +1,12 @@
 //! Selection of machines: one by its name, or many by a selector, for lists, watches, `wait` and bulk orders.
 //!
-//! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector.
+//! The flags for one key each (`--phase`, `--location` and others) are shorthand: they become terms of the selector. None
+//! takes an empty value: a shell makes one of a variable that is not set, and no order may reach more machines by it.
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::NonEmptyStringValueParser;
 
+use crate::one_of::one_of;
 use model::label::LabelFilter;
 use model::phase::Phase;
 use model::selector::Selector;
@@ -30,24 +32,23 @@ pub struct MachineFilters {
     #[arg(
         long,
         value_name = "PHASE",
-        value_parser = PossibleValuesParser::new(Phase::ALL.map(Phase::as_str)),
-        ignore_case = true
+        value_parser = one_of(Phase::ALL.map(Phase::as_str))
     )]
     phase: Vec<String>,
     /// Only machines of this provider; may be given several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     provider: Vec<String>,
-    /// Only machines whose location begins with TEXT; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    /// Only machines at this location; TEXT* is a prefix; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     location: Vec<String>,
     /// Only machines of this manufacturer, by their hardware report; may be given several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     manufacturer: Vec<String>,
     /// Only machines of this product, by their hardware report; may be given several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     product: Vec<String>,
     /// Only machines that have this fact, for example hold or quarantine; with several, a machine must have all
-    #[arg(long, value_name = "FACT")]
+    #[arg(long, value_name = "FACT", value_parser = NonEmptyStringValueParser::new())]
     fact: Vec<String>,
     /// Only machines with this label, KEY=VALUE or KEY; with several, a machine must have all
     #[arg(long, value_name = "LABEL", value_parser = LabelFilter::parse)]
@@ -63,7 +64,7 @@ impl MachineFilters {
     /// Whether retired machines are selected: by their phase, not only because nothing excludes it.
     #[must_use]
     pub fn selects_retired(&self) -> bool {
-        self.phase.iter().any(|phase| phase.eq_ignore_ascii_case(Phase::Retired.as_str()))
+        self.phase.iter().any(|phase| phase == Phase::Retired.as_str())
             || self.selector.as_ref().is_some_and(|selector| selector.names_phase(Phase::Retired))
     }
 
@@ -89,8 +90,8 @@ impl MachineFilters {
         let quoted = |values: &[String], quote: fn(&str) -> String| -> Vec<String> {
             values.iter().map(|value| quote(value)).collect()
         };
-        // The flag is a prefix, so a star at its end changes nothing.
-        let location: fn(&str) -> String = |text| quote_prefix(text.strip_suffix('*').unwrap_or(text));
+        let location: fn(&str) -> String =
+            |text| text.strip_suffix('*').map_or_else(|| quote_value(text), quote_prefix);
         let terms = [
             any_of("phase", &quoted(&self.phase, quote_value)),
             any_of("provider", &quoted(&self.provider, quote_value)),
@@ -130,13 +131,14 @@ mod tests {
             (&[][..], ""),
             (&["-l", ""], ""),
             (&["-l", "label.row=7"], "label.row=7"),
-            (&["--selector", "label.row=7", "--phase", "ready"], "phase=ready,label.row=7"),
-            (&["-l", " , ", "--phase", "ready"], "phase=ready"),
+            (&["--selector", "label.row=7", "--phase", "ready"], "phase=Ready,label.row=7"),
+            (&["-l", " , ", "--phase", "READY"], "phase=Ready"),
             (&["--phase", "Ready", "--phase", "New"], "phase in (Ready,New)"),
             (&["--provider", "rack a"], "provider=\"rack a\""),
-            (&["--location", "ams"], "location=ams*"),
-            (&["--location", "ams*", "--location", "Hall A, row"], "location in (ams*,\"Hall A, row*\")"),
-            (&["--location", ""], "location=*"),
+            (&["--location", "rack 1"], "location=\"rack 1\""),
+            (&["--location", "rack 1*"], "location=\"rack 1*\""),
+            (&["--location", "ams*", "--location", "Hall A, row"], "location in (ams*,\"Hall A, row\")"),
+            (&["--location", "a*b"], "location=\"a\\*b\""),
             (&["--location", "*"], "location=*"),
             (&["--manufacturer", "Acme, Inc."], "manufacturer=\"Acme, Inc.\""),
             (&["--product", "24\" \\ *,phase=New"], "product=\"24\\\" \\\\ \\*,phase=New\""),
@@ -156,6 +158,17 @@ mod tests {
         // What no value of a key can be is refused here or by the server.
         for line in [&["--label", "row,phase=New"][..], &["--label", "row=7,phase=New"], &["-l", "row=7"]] {
             assert!(filters(line).is_err(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn empty_value_of_a_field_is_refused() {
+        for flag in
+            ["--phase", "--provider", "--location", "--manufacturer", "--product", "--fact", "--label"]
+        {
+            for line in [&[flag, ""][..], &["-l", "phase=Ready", flag, ""]] {
+                assert_eq!(filters(line).map_err(|error| error.exit_code()).err(), Some(2), "{line:?}");
+            }
         }
     }
 

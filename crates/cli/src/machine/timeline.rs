@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::client::decode::decode_machine_name;
+use crate::client::decode::{decode_machine_name, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::{Page, PageRequest, fetch_pages};
 use crate::error::CliError;
@@ -73,6 +73,7 @@ async fn fetch_timeline(client: &FleetClient, args: &TimelineArgs) -> Result<Tim
 
 fn render_timeline(response: TimelineResponse) -> Result<String, CliError> {
     let name = decode_machine_name(response.name)?;
+    let now = require_timestamp(response.read_at, "its read time")?;
     if response.events.is_empty() {
         return Ok(format!(
             "no history of {}: nothing has happened to it yet, or all of it is older than the policy's \
@@ -82,7 +83,7 @@ fn render_timeline(response: TimelineResponse) -> Result<String, CliError> {
     }
     let lines: Vec<TimelineLine> =
         response.events.into_iter().map(decode_line).collect::<Result<_, CliError>>()?;
-    let rows: Vec<Vec<String>> = lines.iter().map(timeline_row).collect();
+    let rows: Vec<Vec<String>> = lines.iter().map(|line| timeline_row(line, now)).collect();
     let mut text = format_table(&EVENT_HEADERS, &rows, terminal_width());
     if response.more {
         let _ = write!(text, "\nthe newest {}, and there are older ones: raise --limit\n", rows.len());

@@ -19,15 +19,18 @@ use uuid::Uuid;
 use crate::client::decode::{decode_machine_name, decode_timestamp, parse_uuid};
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::reconnect::{OUTAGE_LIMIT, ReconnectDecision, decide_reconnect};
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::get::{COLUMNS, MachineListArgs, machine_row, shown_name};
 use crate::machine::named::fetch_named_machines;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
+use crate::object::command::GetArgs;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::TableStyle;
 use crate::object::watch_table::WatchTable;
+use crate::output::color::SeverityColors;
 use crate::output::table::terminal_width;
 use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
 use crate::target_flags::TargetFlags;
@@ -69,27 +72,37 @@ pub(crate) struct WatchRequest<'a> {
     pub(crate) headers: bool,
     /// The output that the command line requests.
     pub(crate) output: &'a Output,
+    /// The colours of a table.
+    pub(crate) colors: SeverityColors,
     /// The flags that name the fleet, for commands in messages.
     pub(crate) target_flags: &'a TargetFlags,
 }
 
 impl<'a> WatchRequest<'a> {
     /// The request of `watch`.
-    pub(crate) fn of_watch(args: &'a WatchArgs, output: &'a Output, target_flags: &'a TargetFlags) -> Self {
-        let omits_retired = !args.filters.selects_retired();
-        Self { names: &[], filters: &args.filters, omits_retired, headers: true, output, target_flags }
+    pub(crate) fn of_watch(context: &'a CommandContext, args: &'a WatchArgs) -> Self {
+        Self {
+            names: &[],
+            filters: &args.filters,
+            omits_retired: !args.filters.selects_retired(),
+            headers: true,
+            output: &context.output,
+            colors: context.colors,
+            target_flags: &context.target_flags,
+        }
     }
 
     /// The request of `get machines --watch`.
-    pub(crate) fn of_list(
-        names: &'a [String],
-        list: &'a MachineListArgs,
-        headers: bool,
-        output: &'a Output,
-        target_flags: &'a TargetFlags,
-    ) -> Self {
-        let omits_retired = names.is_empty() && list.omits_retired();
-        Self { names, filters: &list.filters, omits_retired, headers, output, target_flags }
+    pub(crate) fn of_list(context: &'a CommandContext, args: &'a GetArgs, list: &'a MachineListArgs) -> Self {
+        Self {
+            names: &args.names,
+            filters: &list.filters,
+            omits_retired: args.names.is_empty() && list.omits_retired(),
+            headers: !args.no_headers,
+            output: &context.output,
+            colors: context.colors,
+            target_flags: &context.target_flags,
+        }
     }
 }
 
@@ -173,6 +186,7 @@ pub(crate) async fn watch_machines(client: &FleetClient, request: &WatchRequest<
         selector,
         selected,
         output: request.output.clone(),
+        colors: request.colors,
         empty: request.target_flags.qualify(ObjectKind::Machine.row().empty),
         headers: request.headers,
         printed: PrintedMachines { omits_retired: request.omits_retired, ..PrintedMachines::default() },
@@ -230,6 +244,7 @@ struct WatchSession {
     /// The machines to print; `None` for all of the stream.
     selected: Option<HashSet<Uuid>>,
     output: Output,
+    colors: SeverityColors,
     /// What is printed if no machine is selected.
     empty: String,
     headers: bool,
@@ -322,7 +337,8 @@ impl WatchSession {
             (Output::Table | Output::Wide, TableState::Printed(table, with_provider)) => {
                 let line = decode_machine(machine.clone())?;
                 let now = self.now().unwrap_or(line.phase_since);
-                table.format_row(&machine_row(line, *with_provider, now), terminal_width())
+                let row = machine_row(line, *with_provider, now);
+                self.colors.apply(table.format_row(&row, terminal_width()))
             }
             (Output::Name, _) => format!("{}\n", decode_machine_name(machine.name.clone())?.short_name()),
             _ => self.format_message(response)?,
@@ -375,7 +391,7 @@ impl WatchSession {
         let style = TableStyle { wide: self.output == Output::Wide, headers: self.headers };
         let (table, text) = WatchTable::new(&COLUMNS, &rows, style, terminal_width());
         self.table = TableState::Printed(table, with_provider);
-        print_or_end(&text)
+        print_or_end(&self.colors.apply(text))
     }
 
     fn format_message(&self, response: &v1::WatchMachinesResponse) -> Result<String, CliError> {

@@ -10,8 +10,9 @@ use crate::client::decode::{
 use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::error::CliError;
 use crate::machine::selection::MachineArg;
+use crate::object::document::format_message;
+use crate::output::Format;
 use crate::output::table::terminal_width;
-use crate::output::{Format, format_json};
 use model::why::recent::{PowerSwitch, RecentRecovery};
 use model::why::render::{ExplanationDetail, render_explanation};
 use model::why::{Advice, Deadline, Explanation, NextWork, ProcessFailure};
@@ -41,16 +42,26 @@ pub async fn show_explanation(
     args: &WhyArgs,
     format: Format,
 ) -> Result<String, CliError> {
-    let request = WhyRequest { machine: args.machine.machine.clone() };
-    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
-    let why = decode_explanation(response.into_inner())?;
+    let response = request_explanation(client, &args.machine.machine).await?;
     match format {
-        Format::Json => format_json(&why),
+        Format::Json => format_message(&response),
         Format::Table => {
+            let why = decode_explanation(response)?;
             let detail = if args.verbose { ExplanationDetail::Full } else { ExplanationDetail::Short };
             Ok(render_explanation(&why, terminal_width(), detail))
         }
     }
+}
+
+/// Fetches the explanation of a machine's state. `machine` is any name that the API resolves.
+pub(crate) async fn fetch_explanation(client: &FleetClient, machine: &str) -> Result<Explanation, CliError> {
+    decode_explanation(request_explanation(client, machine).await?)
+}
+
+async fn request_explanation(client: &FleetClient, machine: &str) -> Result<v1::WhyResponse, CliError> {
+    let request = WhyRequest { machine: machine.to_owned() };
+    let response = MachinesClient::new(client.channel()).why(request).await.map_err(status_to_error)?;
+    Ok(response.into_inner())
 }
 
 /// Decodes the explanation of a machine's state.

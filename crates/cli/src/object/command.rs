@@ -60,7 +60,7 @@ pub struct KindSelection {
 pub struct DescribeCommand {
     /// The kind of the object.
     pub kind: ObjectKind,
-    /// Its name; `None` for the policy, which has none.
+    /// Its name; `None` for the policy, which is the only one, unless it is named.
     pub name: Option<String>,
 }
 
@@ -80,6 +80,7 @@ fn parse_name(text: &str) -> Result<String, String> {
 }
 
 const WATCH: &str = "watch";
+const NAME: &str = "name";
 
 /// The definition of `--watch`.
 fn watch_flag() -> Arg {
@@ -136,7 +137,11 @@ fn list_grammar(row: &KindRow) -> Command {
 fn page_grammar(row: &KindRow) -> Command {
     let command = kind_command(row.singular, row.plural).after_help(row.page_examples);
     let command = match row.kind {
-        ObjectKind::Policy => command,
+        // What `get policy -o name` prints is accepted as well.
+        ObjectKind::Policy => {
+            let name = Arg::new(NAME).value_name("NAME").value_parser(parse_name);
+            command.arg(name.help("Name of the only one: policy"))
+        }
         ObjectKind::Machine => MachineArg::augment_args(command),
         _ => NameArg::augment_args(command),
     };
@@ -192,7 +197,7 @@ impl FromArgMatches for DescribeCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let (kind, matches) = parsed_kind(matches)?;
         let name = match kind {
-            ObjectKind::Policy => None,
+            ObjectKind::Policy => matches.get_one::<String>(NAME).cloned(),
             ObjectKind::Machine => Some(MachineArg::from_arg_matches(matches)?.machine),
             _ => Some(NameArg::from_arg_matches(matches)?.name),
         };
@@ -273,6 +278,8 @@ mod tests {
             (&["get", "contexts", "-w"], Some(ErrorKind::UnknownArgument)),
             (&["get", "policy", "-w"], Some(ErrorKind::UnknownArgument)),
             (&["get", "policy", "a"], Some(ErrorKind::UnknownArgument)),
+            (&["describe", "policy", "policy"], None),
+            (&["describe", "policy", "a", "b"], Some(ErrorKind::UnknownArgument)),
             (&["get", "nodes"], Some(ErrorKind::InvalidSubcommand)),
         ] {
             assert_eq!(fleet_command(line).err(), expected, "{line:?}");

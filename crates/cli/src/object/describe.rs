@@ -37,14 +37,22 @@ pub(crate) async fn run_describe_command(
             let list = fetch_objects(client, kind, &args, &KindSelection::default()).await?;
             print_objects(list, &args, output, &context.exit_record, &context.target_flags)
         }
-        ObjectKind::Machine => output.convert(describe_machine(client, name, format).await?),
-        ObjectKind::Cluster => output.convert(describe_cluster(client, name, format).await?),
-        ObjectKind::Update => output.convert(describe_update(client, name, format).await?),
+        ObjectKind::Machine => convert_object(output, describe_machine(client, name, format).await?),
+        ObjectKind::Cluster => convert_object(output, describe_cluster(client, name, format).await?),
+        ObjectKind::Update => convert_object(output, describe_update(client, name, format).await?),
         kind => {
             let (args, selection) = (GetArgs::default(), KindSelection::default());
             let list = fetch_objects(client, kind, &args, &selection).await?;
             print_page(list, command, output)
         }
+    }
+}
+
+/// Converts what a command rendered of one object: a table has one row for it, not one for each of its parts.
+fn convert_object(output: &Output, rendered: String) -> Result<String, CliError> {
+    match output {
+        Output::CustomColumns(columns) => Ok(columns.format([&serde_json::from_str(&rendered)?], true)),
+        _ => output.convert(rendered),
     }
 }
 
@@ -115,6 +123,15 @@ mod tests {
         let list = ObjectList::new(ObjectKind::Loop, response, &[], vec![object("a"), object("b")]);
         let command = DescribeCommand { kind: ObjectKind::Loop, name: name.map(str::to_owned) };
         print_page(list, &command, &Output::parse(output).unwrap())
+    }
+
+    #[test]
+    fn object_with_a_list_is_one_row() {
+        let rendered = || json!({ "id": "u1", "machines": [{ "id": "a" }, { "id": "b" }] }).to_string();
+        let columns = Output::parse("custom-columns=ID:.id").unwrap();
+        assert_eq!(convert_object(&columns, rendered()).unwrap(), "ID\nu1\n");
+        let path = Output::parse("jsonpath={.machines[*].id}").unwrap();
+        assert_eq!(convert_object(&path, rendered()).unwrap(), "a b");
     }
 
     #[test]

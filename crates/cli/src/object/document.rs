@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CliError;
+use crate::output::format_json;
 use proto::fleet::DESCRIPTORS;
 
 /// Package of the messages.
@@ -65,6 +66,11 @@ impl ObjectDocument {
         let options = SerializeOptions::new().skip_default_fields(false);
         Ok(message.serialize_with_options(serde_json::value::Serializer, &options)?)
     }
+}
+
+/// A message of the fleet API as indented JSON, for commands that print one response.
+pub(crate) fn format_message<M: Message + Name>(message: &M) -> Result<String, CliError> {
+    format_json(&ObjectDocument::of_message(message).to_json()?)
 }
 
 #[cfg(test)]

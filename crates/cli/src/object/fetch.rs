@@ -44,7 +44,7 @@ pub(super) async fn fetch_objects(
         ObjectKind::Loop => list_loops(client).await?,
         ObjectKind::Budget => list_budgets(client).await?,
         ObjectKind::Brake => list_brakes(client).await?,
-        ObjectKind::Approval => list_approvals(client).await?,
+        ObjectKind::Approval => list_approvals(client, limit).await?,
         ObjectKind::Issue => list_issues(client, &IssuesArgs::default()).await?.0,
         ObjectKind::Token => list_tokens(client, limit).await?,
         ObjectKind::Artefact => list_artefacts(client).await?,

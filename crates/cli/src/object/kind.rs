@@ -308,7 +308,9 @@ Example:
         list_about: "Updates of the role server, those under way first",
         list_examples: "\
 Example:
-  shepherdctl get updates -o json | jq -r '.updates[] | select(.pauseReason != null) | .id'",
+  shepherdctl get updates -o json | jq -r '.updates[] | select(.pauseReason != null) | .id'
+
+The last 50 updates that ended are kept. The audit has the orders of all: shepherdctl get audit --rpc Updates/Create",
         page_about: "An update, its machines, and what each waits for",
         page_examples: "\
 Example:
@@ -389,6 +391,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn help_of_updates_has_the_number_of_ended_ones_that_are_kept() {
+        let help = ObjectKind::Update.row().list_examples;
+        let number = bmdb::fleet::roll_out::MAX_ENDED_ROLL_OUTS;
+        assert!(help.contains(&format!("The last {number} updates that ended are kept.")), "{help}");
+    }
 
     #[test]
     fn each_kind_has_its_row_and_its_own_words() {

@@ -17,9 +17,9 @@ use crate::object::sort::{find_column, sort_objects};
 use crate::output::table::{format_rows, format_table, terminal_width};
 
 /// Shortest beginning of an id that names an object, in characters.
-const MIN_ID_PREFIX: usize = 8;
+pub(crate) const MIN_ID_PREFIX: usize = 8;
 /// Most names in a message.
-const MAX_CANDIDATES: usize = 5;
+pub(crate) const MAX_CANDIDATES: usize = 5;
 
 /// When a table has a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 //! of a kind, in the file of its noun, which returns an [`ObjectList`][list::ObjectList]. The rest is the same for every
 //! kind: [`list`][] selects objects by name and makes a table of them, `sort` puts them in another order, [`document`][]
 //! has their JSON, [`page`][] the page of a kind that has no page of its own, and [`get`][] and [`describe`][] print.
-//! [`watch`][] prints what changes, in the columns of [`watch_table`][].
+//! [`watch`][] prints what changes, in the columns of [`watch_table`][]. `resolve` finds the id that an order of the API
+//! requires.
 //!
 //! # Notes for the next implementor
 //!
@@ -19,6 +20,7 @@ pub mod get;
 pub mod kind;
 pub mod list;
 pub mod page;
+pub(crate) mod resolve;
 mod sort;
 pub mod watch;
 pub mod watch_table;

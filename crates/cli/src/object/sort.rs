@@ -66,6 +66,16 @@ pub(super) fn sort_objects(objects: &mut [ListedObject], column: usize) {
     objects.sort_by(|one, other| cell_value(one, column).compare(&cell_value(other, column)));
 }
 
+/// Compares two cells of a column. With `is_descending`, greater values come first. Those without a value are last in both
+/// directions.
+#[must_use]
+pub(crate) fn compare_cells(one: &str, other: &str, is_descending: bool) -> Ordering {
+    let (one, other) = (CellValue::parse(one), CellValue::parse(other));
+    let order = one.compare(&other);
+    let is_reversed = is_descending && one != CellValue::Absent && other != CellValue::Absent;
+    if is_reversed { order.reverse() } else { order }
+}
+
 fn cell_value(object: &ListedObject, column: usize) -> CellValue<'_> {
     let cell = object.rows.first().and_then(|row| row.get(column));
     cell.map_or(CellValue::Absent, |cell| CellValue::parse(cell))
@@ -181,6 +191,19 @@ mod tests {
     fn what_only_looks_like_a_number_is_a_text() {
         for cell in ["inf", "NaN", "5 apples", "1.2.3.4", "5x", "m", "in", "h5", "10.0.0.1:22", "+5"] {
             assert_eq!(CellValue::parse(cell), CellValue::Text(cell), "{cell}");
+        }
+    }
+
+    #[test]
+    fn cells_without_a_value_are_last_in_both_directions() {
+        for (one, other, ascending, descending) in [
+            ("900 MiB", "1 GiB", Ordering::Less, Ordering::Greater),
+            ("-", "2h05m", Ordering::Greater, Ordering::Greater),
+            ("30m", "", Ordering::Less, Ordering::Less),
+            ("-", "", Ordering::Equal, Ordering::Equal),
+        ] {
+            assert_eq!(compare_cells(one, other, false), ascending, "{one} {other}");
+            assert_eq!(compare_cells(one, other, true), descending, "{one} {other}");
         }
     }
 

@@ -2,56 +2,91 @@
 //!
 //! An object has changed if its JSON has, moments aside: a session is renewed every few seconds, and that is no news. A
 //! list that nobody answers is repeated at the next server of the context.
+//!
+//! What a watch costs is bounded. A record of the audit never changes, so the audit is read once, and then only what is
+//! newer. Lists of other kinds are read whole, and the longer that takes, the longer the watch waits before the next one.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use crate::audit::list_newer_audit;
 use crate::client::fleet_client::FleetClient;
 use crate::client::reconnect::PersistentReader;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::object::command::GetCommand;
 use crate::object::fetch::fetch_objects;
+use crate::object::kind::ObjectKind;
 use crate::object::list::{ListedObject, ObjectList, TableStyle};
 use crate::object::watch_table::WatchTable;
+use crate::output::color::SeverityColors;
 use crate::output::table::terminal_width;
-use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
+use crate::output::{Format, Output, print_chunk, print_stderr, report_error, unresolved_error};
 use crate::target_flags::TargetFlags;
 use model::time::Timestamp;
 
-/// Time between two lists.
+/// Shortest time between two lists.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// How many times as long as a list took a watch waits before the next one. So the servers are busy with it for at most a
+/// fifth of the time.
+const WAIT_PER_LIST: u32 = 4;
 
 /// Prints the objects that the command selects, and then each change, until standard output is closed.
-pub(crate) async fn watch_objects(
-    client: &FleetClient,
-    command: &GetCommand,
-    output: &Output,
-    target_flags: &TargetFlags,
-) -> Result<(), CliError> {
+pub(crate) async fn watch_objects(context: &CommandContext, command: &GetCommand) -> Result<(), CliError> {
+    let (output, target_flags) = (&context.output, &context.target_flags);
     output.require_endless()?;
-    let mut reader = PersistentReader::new(client.clone());
+    let colors = if output.format() == Format::Table { context.colors } else { SeverityColors::Off };
+    let mut reader = PersistentReader::new(context.client.clone());
     let (mut printed, mut table) = (PrintedObjects::default(), None);
-    let mut is_first = true;
+    let (mut is_first, mut since) = (true, None);
     loop {
         let read = async |client: FleetClient| {
-            fetch_objects(&client, command.kind, &command.args, &command.selection).await
+            // An outage before this attempt does not count.
+            let begun_at = Instant::now();
+            let (list, next) = read_list(&client, command, since).await?;
+            Ok::<_, CliError>((list, next, begun_at.elapsed()))
         };
-        let mut list = reader.read(None, read).await?;
+        let (mut list, next_since, list_time) = reader.read(None, read).await?;
+        since = next_since;
+        if list.kind == ObjectKind::Audit && !is_first {
+            // Later lines are in the order of time.
+            list.objects.reverse();
+        }
         let problems = list.select(&command.args.names);
         if is_first {
             report_problems(&list, &problems, output, target_flags)?;
         }
         let changes = printed.record_list(&list)?;
         let text = format_changes(&changes, &list, command, output, &mut table)?;
-        if !print_chunk(&text)? {
+        if !print_chunk(&colors.apply(text))? {
             return Ok(());
         }
         is_first = false;
-        sleep(INTERVAL).await;
+        sleep(pause_after(list_time)).await;
     }
+}
+
+/// Reads the next list of a watch, and what the one after it needs: the whole list or, of the audit, what is not older than
+/// `since`.
+async fn read_list(
+    client: &FleetClient,
+    command: &GetCommand,
+    since: Option<Timestamp>,
+) -> Result<(ObjectList, Option<Timestamp>), CliError> {
+    if command.kind == ObjectKind::Audit {
+        let (list, next) = list_newer_audit(client, &command.selection.audit, since).await?;
+        return Ok((list, Some(next)));
+    }
+    let list = fetch_objects(client, command.kind, &command.args, &command.selection).await?;
+    Ok((list, None))
+}
+
+/// How long to wait after a list that took this long.
+fn pause_after(list_time: Duration) -> Duration {
+    INTERVAL.max(list_time.saturating_mul(WAIT_PER_LIST))
 }
 
 /// Reports names that select no object, and a list without any object. If all names do, that is an error.
@@ -94,7 +129,7 @@ struct PrintedObject {
 
 impl PrintedObjects {
     /// Records a list, and returns what is other than in the list before it: in the order of the list, and then what is
-    /// gone, by name.
+    /// gone, by name. Records of the audit are not gone: a list has those that are new.
     fn record_list(&mut self, list: &ObjectList) -> Result<Vec<ObjectChange>, CliError> {
         let (mut changes, mut present) = (Vec::new(), HashMap::new());
         for object in &list.objects {
@@ -108,6 +143,9 @@ impl PrintedObjects {
             present.insert(key, PrintedObject { name: names.name.clone(), steady });
         }
         let former = std::mem::replace(&mut self.objects, present);
+        if list.kind == ObjectKind::Audit {
+            return Ok(changes);
+        }
         let mut removed: Vec<String> = former.into_values().map(|object| object.name).collect();
         removed.sort_unstable();
         changes.extend(removed.into_iter().map(ObjectChange::Removed));
@@ -202,7 +240,6 @@ mod tests {
     use crate::exit_code::ExitCode;
     use crate::object::command::{GetArgs, KindSelection};
     use crate::object::document::ObjectDocument;
-    use crate::object::kind::ObjectKind;
     use crate::object::list::{Column, ObjectNames};
 
     const COLUMNS: [Column; 2] = [Column::always("NAME"), Column::always("STAGE")];
@@ -256,6 +293,25 @@ mod tests {
         assert_eq!(json[0].lines().next(), Some(cluster));
         assert_eq!(json[2].lines().last(), Some(r#"{"removedCluster":"prod"}"#));
         assert_eq!(printed("jsonpath={.cluster.name}{\"\\n\"}")[0], "a\nprod\n");
+    }
+
+    #[test]
+    fn long_lists_are_read_less_often() {
+        for (list_millis, expected_millis) in [(0, 2_000), (500, 2_000), (501, 2_004), (10_000, 40_000)] {
+            let pause = pause_after(Duration::from_millis(list_millis));
+            assert_eq!(pause, Duration::from_millis(expected_millis), "after {list_millis} ms");
+        }
+    }
+
+    #[test]
+    fn records_of_the_audit_are_printed_once_and_are_never_gone() {
+        let (first, second) = (("a", "one", "2026-11-20T18:00:00Z"), ("b", "two", "2026-11-20T18:00:02Z"));
+        let mut printed = PrintedObjects::default();
+        let mut count = |objects: &[(&str, &str, &str)]| {
+            let list = ObjectList { kind: ObjectKind::Audit, ..list(objects) };
+            printed.record_list(&list).unwrap().len()
+        };
+        assert_eq!([count(&[first]), count(&[first, second]), count(&[second]), count(&[])], [1, 1, 0, 0]);
     }
 
     #[test]

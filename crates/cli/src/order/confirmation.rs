@@ -9,8 +9,7 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use clap::Args;
-use serde::Serialize;
-use serde_json::Value;
+use prost::{Message, Name};
 use tonic::{Response, Status};
 
 use crate::client::decode::missing_field;
@@ -18,7 +17,7 @@ use crate::client::fleet_client::ApiChannel;
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::order::idempotency_key::command_with_flags;
+use crate::order::idempotency_key::{command_with_flags, stdin_note};
 use crate::order::retry::{preview_order, send_order};
 use crate::output::{Format, print_stderr};
 use model::order_rules::ConfirmationKind;
@@ -44,14 +43,6 @@ pub struct RequiredConfirmation {
     pub reason: String,
 }
 
-/// A confirmation in JSON.
-#[derive(Serialize)]
-struct ConfirmationOutput<'a> {
-    kind: &'static str,
-    text: &'a str,
-    reason: &'a str,
-}
-
 impl RequiredConfirmation {
     /// Decodes the confirmation in the response to a dry run; `None` if the order needs none.
     pub(crate) fn decode(message: Option<&v1::OrderConfirmation>) -> Result<Option<Self>, CliError> {
@@ -73,17 +64,6 @@ impl RequiredConfirmation {
             ConfirmationKind::Count => vec!["--yes_count", &self.text],
             ConfirmationKind::Words => vec!["--confirm", &self.text],
         }
-    }
-
-    /// The confirmation in the JSON of a dry run.
-    pub(crate) fn to_json(&self) -> Result<Value, CliError> {
-        let kind = match self.kind {
-            ConfirmationKind::Name => "NAME",
-            ConfirmationKind::Count => "COUNT",
-            ConfirmationKind::Words => "WORDS",
-        };
-        let output = ConfirmationOutput { kind, text: &self.text, reason: &self.reason };
-        Ok(serde_json::to_value(output)?)
     }
 
     /// The confirmation as a line below the text of a dry run.
@@ -110,23 +90,19 @@ pub(crate) async fn send_confirmed_order(
     send_order(context, reason, give).await
 }
 
-/// Formats the outcome of an order that may have to be confirmed, and in a dry run also what confirms it.
-pub(crate) fn format_confirmed_outcome(
+/// Formats the outcome of an order that may have to be confirmed, and in the text of a dry run also what confirms it.
+/// The JSON of the response has that already.
+pub(crate) fn format_confirmed_outcome<M: Message + Name>(
     context: &CommandContext,
-    mut answer: Value,
+    response: &M,
     text: &str,
     confirmation: Option<&v1::OrderConfirmation>,
 ) -> Result<String, CliError> {
-    let Some(required) = RequiredConfirmation::decode(confirmation)? else {
-        return context.format_outcome(answer, text);
-    };
-    if let Value::Object(fields) = &mut answer {
-        fields.insert("confirmation".to_owned(), required.to_json()?);
-    }
-    let outcome = context.format_outcome(answer, text)?;
-    Ok(match context.format {
-        Format::Json => outcome,
-        Format::Table => format!("{outcome}{}\n", required.describe()),
+    let required = RequiredConfirmation::decode(confirmation)?;
+    let outcome = context.format_outcome(response, text)?;
+    Ok(match (context.format, required) {
+        (Format::Table, Some(required)) => format!("{outcome}{}\n", required.describe()),
+        (Format::Json | Format::Table, _) => outcome,
     })
 }
 
@@ -140,8 +116,9 @@ pub(crate) fn require_confirmation(
     let fleet = context.client.describe_fleet();
     if !is_interactive() {
         let message = format!(
-            "nothing undoes this order ({}), and nothing was ordered at {fleet}; to give it, run the line below",
-            required.reason
+            "nothing undoes this order ({}), and nothing was ordered at {fleet}; to give it, run the line below{}",
+            required.reason,
+            stdin_note(&context.arguments)
         );
         let command = command_with_flags(&context.arguments, &required.flags());
         return Err(CliError::Unconfirmed { message, command });
@@ -196,8 +173,6 @@ pub(crate) fn check_answer(line: Option<&str>, required: &RequiredConfirmation) 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn required(kind: ConfirmationKind, text: &str) -> RequiredConfirmation {
@@ -250,9 +225,5 @@ mod tests {
         assert_eq!(RequiredConfirmation::decode(None).unwrap(), None);
         let newer = RequiredConfirmation::decode(Some(&message(Kind::Unspecified, "x")));
         assert!(newer.is_err(), "an order is not given without a confirmation that is not understood");
-        assert_eq!(
-            required(ConfirmationKind::Count, "12").to_json().unwrap(),
-            json!({ "kind": "COUNT", "text": "12", "reason": "it is gone then" })
-        );
     }
 }

@@ -33,11 +33,12 @@ pub fn annotate_text(fleet: &str, text: &str) -> String {
     format!("nothing was changed at {fleet}; without --dry_run: {text}")
 }
 
-/// Marks a dry run in the JSON output, with the fleet that it was about.
+/// Marks a dry run in the JSON output, with the fleet that it was about. The fleet is the only name that is not the
+/// API's: no server knows the context of its client.
 #[must_use]
 pub fn annotate_json(fleet: &str, mut answer: Value) -> Value {
     if let Value::Object(fields) = &mut answer {
-        fields.insert(FLAG.to_owned(), Value::Bool(true));
+        fields.insert("dryRun".to_owned(), Value::Bool(true));
         fields.insert("fleet".to_owned(), Value::String(fleet.to_owned()));
     }
     answer
@@ -70,6 +71,6 @@ mod tests {
         let expected = "nothing was changed at context prod (db:8444); without --dry_run: m is held";
         assert_eq!(annotate_text(fleet, "m is held"), expected);
         let answer = annotate_json(fleet, json!({ "changed": true }));
-        assert_eq!(answer, json!({ "changed": true, "dry_run": true, "fleet": fleet }));
+        assert_eq!(answer, json!({ "changed": true, "dryRun": true, "fleet": fleet }));
     }
 }

@@ -16,6 +16,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgMatches};
 
+use bmdb::connection::url::mask_password;
 use model::plain_text::check_visible;
 use model::shell_words;
 
@@ -76,14 +77,18 @@ pub fn command_with_flags(arguments: &[OsString], flags: &[&str]) -> String {
     words.join(" ")
 }
 
-/// Masks the password of a URL; returns any other word unchanged.
+/// What the sentence above a command to repeat adds if the arguments take names from standard input: these are not in it.
+#[must_use]
+pub fn stdin_note(arguments: &[OsString]) -> &'static str {
+    if arguments.iter().any(|word| word == "-") { ", with the same input piped into it" } else { "" }
+}
+
+/// Masks the password of a URL, before its host or as a parameter; returns any other word unchanged.
 pub(crate) fn mask_url_password(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
-    let Some((who, place)) = rest.rsplit_once('@') else { return word.to_owned() };
-    match who.split_once(':') {
-        Some((name, _)) => format!("{scheme}://{name}:***@{place}"),
-        None => word.to_owned(),
-    }
+    let user = rest.rsplit_once('@').and_then(|(who, place)| Some((who.split_once(':')?.0, place)));
+    let masked = user.map(|(name, place)| format!("{scheme}://{name}:***@{place}"));
+    mask_password(masked.as_deref().unwrap_or(word))
 }
 
 /// Whether the arguments contain a key.
@@ -139,6 +144,7 @@ mod tests {
         for (url, shown) in [
             ("postgres://kim@db/b", "postgres://kim@db/b"),
             ("postgres://kim:se@cret@db/b", "postgres://kim:***@db/b"),
+            ("--bmdb_url=postgres:///b?password=secret", "--bmdb_url=postgres:///b?password=***"),
         ] {
             assert_eq!(mask_url_password(url), shown);
         }
@@ -149,6 +155,16 @@ mod tests {
             command_with_flags(&line(&trailing), &["--yes"]),
             "shepherdctl retire --reason old --yes -- -odd"
         );
+    }
+
+    #[test]
+    fn command_with_names_on_standard_input_needs_them_again() {
+        let note = |words: &[&str]| stdin_note(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(
+            note(&["shepherdctl", "retire", "-", "--reason", "r"]),
+            ", with the same input piped into it"
+        );
+        assert_eq!(note(&["shepherdctl", "retire", "m", "--reason", "a - b"]), "");
     }
 
     #[test]

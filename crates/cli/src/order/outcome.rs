@@ -1,11 +1,9 @@
-//! Outcome of an order: decoded from a response of the API, in the exit code, and in JSON.
+//! Outcome of an order: decoded from a response of the API, and in the exit code.
 //!
 //! [`crate::order::retry::send_order`] records the exit code of each response, so that no order is without one. It also
 //! records what the orders were about, for `--wait`.
 
 use std::sync::{Mutex, PoisonError};
-
-use serde::Serialize;
 
 use crate::exit_code::{CommandEnd, ExitCode, exit_code};
 use bmdb::orders::order::{OrderOutcome, OutcomeKind};
@@ -34,9 +32,9 @@ pub struct OrderTarget {
 
 /// What the orders of a command have an effect on.
 #[derive(Debug, Default)]
-pub struct OrderTargets(Mutex<Vec<OrderTarget>>);
+pub struct AffectedObjects(Mutex<Vec<OrderTarget>>);
 
-impl OrderTargets {
+impl AffectedObjects {
     /// Records the targets of one order.
     pub fn record(&self, mut targets: Vec<OrderTarget>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).append(&mut targets);
@@ -103,9 +101,9 @@ impl OrderReply for v1::SubmitBulkOrderResponse {
     }
 }
 
-/// The outcome in the response to an order.
-pub(crate) fn decode_outcome(response: v1::OrderResponse) -> OrderOutcome {
-    OrderOutcome { kind: decode_kind(response.outcome, response.changed), message: response.message }
+/// Whether an order changed anything.
+pub(crate) fn is_changed(response: &v1::OrderResponse) -> bool {
+    decode_kind(response.outcome, response.changed) == OutcomeKind::Changed
 }
 
 /// The outcome of a bulk order on one machine.
@@ -121,37 +119,6 @@ fn decode_kind(outcome: i32, changed: bool) -> OutcomeKind {
         Outcome::Already => OutcomeKind::Already,
         Outcome::Unspecified if changed => OutcomeKind::Changed,
         Outcome::NoEffect | Outcome::Unspecified => OutcomeKind::NoEffect,
-    }
-}
-
-/// The outcome of an order in JSON.
-#[derive(Serialize)]
-pub(crate) struct OutcomeFields {
-    changed: bool,
-    outcome: &'static str,
-    message: String,
-}
-
-impl OutcomeFields {
-    /// Whether the order changed anything.
-    pub(crate) const fn is_changed(&self) -> bool {
-        self.changed
-    }
-
-    /// Whether what was requested holds now.
-    pub(crate) fn has_effect(&self) -> bool {
-        self.outcome != OutcomeKind::NoEffect.as_str()
-    }
-
-    /// The phrase that follows the name of the target.
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-}
-
-impl From<OrderOutcome> for OutcomeFields {
-    fn from(done: OrderOutcome) -> Self {
-        Self { changed: done.is_changed(), outcome: done.kind.as_str(), message: done.message }
     }
 }
 
@@ -194,7 +161,7 @@ mod tests {
             });
             let outcomes = outcomes.to_vec();
             let bulk = v1::SubmitBulkOrderResponse { outcomes, dry_run, ..Default::default() };
-            let targets = OrderTargets::default();
+            let targets = AffectedObjects::default();
             targets.record(bulk.targets());
             assert_eq!(targets.all().len(), expected, "{outcome:?}");
         }

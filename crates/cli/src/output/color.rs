@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::io::IsTerminal as _;
 
 use clap::ValueEnum;
 
@@ -23,7 +24,7 @@ pub enum ColorChoice {
 impl ColorChoice {
     /// Whether to colour. `no_color` and `term` are those variables of the environment.
     #[must_use]
-    pub fn is_wanted(self, on_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    pub fn is_on(self, on_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
         match self {
             Self::Always => true,
             Self::Never => false,
@@ -35,20 +36,74 @@ impl ColorChoice {
     }
 }
 
-/// Words that are coloured, each with the number of its colour.
-const WORDS: [(&str, u8); 7] = [
-    ("critical", RED),
-    ("NeedsHuman", RED),
-    ("warning", YELLOW),
-    ("Quarantined", YELLOW),
-    ("Recovering", YELLOW),
-    ("Silent", YELLOW),
-    ("notice", CYAN),
+/// The colours of standard output: by severity, or none. A command that prints while it runs colours each part itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SeverityColors {
+    /// Text stays as it is.
+    #[default]
+    Off,
+    /// Words that are severities have the colours of these.
+    On,
+}
+
+impl SeverityColors {
+    /// The colours that the flag, the environment and the kind of standard output lead to.
+    #[must_use]
+    pub fn of_stdout(choice: ColorChoice) -> Self {
+        let variable = |name| std::env::var_os(name);
+        let (no_color, term) = (variable("NO_COLOR"), variable("TERM"));
+        let on_terminal = std::io::stdout().is_terminal();
+        if choice.is_on(on_terminal, no_color.as_deref(), term.as_deref()) { Self::On } else { Self::Off }
+    }
+
+    /// The text for standard output.
+    #[must_use]
+    pub fn apply(self, text: String) -> String {
+        match self {
+            Self::Off => text,
+            Self::On => color_severities(&text),
+        }
+    }
+}
+
+/// How much attention something needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// A person must act.
+    Critical,
+    /// Something is wrong, and may pass.
+    Warning,
+    /// Something is worth knowing.
+    Notice,
+}
+
+/// Words that are coloured, each with its severity.
+const WORDS: [(&str, Severity); 7] = [
+    ("critical", Severity::Critical),
+    ("NeedsHuman", Severity::Critical),
+    ("warning", Severity::Warning),
+    ("Quarantined", Severity::Warning),
+    ("Recovering", Severity::Warning),
+    ("Silent", Severity::Warning),
+    ("notice", Severity::Notice),
 ];
 
-const RED: u8 = 31;
-const YELLOW: u8 = 33;
-const CYAN: u8 = 36;
+impl Severity {
+    /// The severity of a word that is one, or that is the phase of a machine that needs somebody; `None` for other words.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Self> {
+        WORDS.iter().find(|(known, _)| *known == word).map(|(_, severity)| *severity)
+    }
+
+    /// The number of its colour in an escape sequence of a terminal: red, yellow or cyan.
+    const fn color(self) -> u8 {
+        match self {
+            Self::Critical => 31,
+            Self::Warning => 33,
+            Self::Notice => 36,
+        }
+    }
+}
 
 /// Colours words that are severities, or phases of machines that need somebody.
 #[must_use]
@@ -56,8 +111,9 @@ pub fn color_severities(text: &str) -> String {
     let mut colored = String::with_capacity(text.len());
     for piece in text.split_inclusive([' ', '\n']) {
         let word = piece.trim_end_matches([' ', '\n']);
-        match WORDS.iter().find(|(known, _)| *known == word) {
-            Some((_, color)) => {
+        match Severity::of_word(word) {
+            Some(severity) => {
+                let color = severity.color();
                 // Writing to a string cannot fail.
                 let _ = write!(colored, "\u{1b}[{color}m{word}\u{1b}[0m{}", &piece[word.len()..]);
             }
@@ -85,7 +141,7 @@ mod tests {
             (ColorChoice::Never, true, None, value("xterm"), false),
         ] {
             assert_eq!(
-                choice.is_wanted(on_terminal, no_color, term),
+                choice.is_on(on_terminal, no_color, term),
                 expected,
                 "{choice:?} {no_color:?} {term:?}"
             );
@@ -98,6 +154,8 @@ mod tests {
         let colored = color_severities(text);
         assert!(colored.contains("\u{1b}[31mNeedsHuman\u{1b}[0m  2m\n"), "{colored}");
         assert!(colored.contains("  critical-path  \u{1b}[33mwarning\u{1b}[0m\n"), "{colored}");
+        assert_eq!(SeverityColors::On.apply(text.to_owned()), colored);
+        assert_eq!(SeverityColors::Off.apply(text.to_owned()), text);
         let plain = colored.replace("\u{1b}[31m", "").replace("\u{1b}[33m", "").replace("\u{1b}[0m", "");
         assert_eq!(plain, text);
     }

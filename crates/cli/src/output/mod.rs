@@ -20,7 +20,7 @@ use crate::output::json_path::JsonPathTemplate;
 use crate::output::terminal::terminal_columns;
 use crate::output::zone::current_zone;
 use crate::target_flags::TargetFlags;
-use model::text_layout::fit_text;
+use model::text_layout::{fit_command, fit_text};
 
 pub mod color;
 pub mod custom_columns;
@@ -30,6 +30,9 @@ pub mod table;
 pub mod terminal;
 pub mod yaml;
 pub mod zone;
+
+/// Indent of a command below the sentence that names it.
+const COMMAND_INDENT: usize = 2;
 
 /// Format of a command's answer, as `--output` selects it.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,10 +143,10 @@ impl Output {
     }
 }
 
-/// The objects of a document: those in its only list of objects, or the document itself. A document about a machine is
-/// such an object, whatever it lists.
+/// The objects of a document: those in its only list of objects, or the document itself. A document with a name is such
+/// an object, and its lists are parts of it.
 fn objects_of(document: &Value) -> Vec<&Value> {
-    if machine_name_of(document).is_some() {
+    if document.get("name").is_some_and(|name| !name.is_null()) {
         return vec![document];
     }
     let fields = document.as_object().into_iter().flat_map(serde_json::Map::values);
@@ -154,15 +157,11 @@ fn objects_of(document: &Value) -> Vec<&Value> {
     }
 }
 
-/// The name of the machine that a document is about, as commands accept it. A response of the API has the names in a
-/// message of their own.
+/// The name of the machine that a document is about, as commands accept it.
 fn machine_name_of(document: &Value) -> Option<String> {
-    let (names, id) = match document.get("name") {
-        Some(names @ Value::Object(_)) => (names, "providerId"),
-        _ => (document, "provider_id"),
-    };
+    let names = document.get("name")?;
     let field = |name: &str| names.get(name).and_then(Value::as_str);
-    match (field("provider"), field(id), field("machine")) {
+    match (field("provider"), field("providerId"), field("machine")) {
         (Some(provider), Some(id), _) => Some(format!("{provider}/{id}")),
         (_, _, machine) => machine.map(str::to_owned),
     }
@@ -203,12 +202,39 @@ pub fn print_chunk(text: &str) -> std::io::Result<bool> {
 /// name the fleet.
 pub fn report_error(error: &CliError, output: &Output, target_flags: &TargetFlags) {
     if *output == Output::Json {
-        write_stderr(&error.to_json().to_string());
+        write_stderr(&error_document(error, target_flags).to_string());
         return;
     }
     print_stderr(&format!("shepherdctl: {}", target_flags.qualify(&error.to_string())));
-    if let CliError::Unconfirmed { command, .. } = error {
-        print_command(&format!("  {command}"));
+    if let Some(command) = error.next_command() {
+        print_command(command);
+    }
+}
+
+/// The error for programs. Commands in its sentences have the flags that name the fleet, as those for people have. The
+/// command that confirms an order repeats the whole command line, so it has them already.
+fn error_document(error: &CliError, target_flags: &TargetFlags) -> Value {
+    let mut document = error.to_json();
+    if let Some(sentences) = document.get_mut("error") {
+        qualify_strings(sentences, target_flags);
+    }
+    document
+}
+
+fn qualify_strings(value: &mut Value, target_flags: &TargetFlags) {
+    match value {
+        Value::String(text) => *text = target_flags.qualify(text),
+        Value::Array(items) => {
+            for item in items {
+                qualify_strings(item, target_flags);
+            }
+        }
+        Value::Object(fields) => {
+            for field in fields.values_mut() {
+                qualify_strings(field, target_flags);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -233,12 +259,13 @@ pub(crate) fn unresolved_error(
 
 /// Writes sentences to standard error, with times in the zone of the user, in lines that fit its terminal.
 pub fn print_stderr(sentences: &str) {
-    print_command(&current_zone().localize(sentences));
+    write_stderr(&fit_text(&current_zone().localize(sentences), terminal_columns(&std::io::stderr())));
 }
 
-/// Writes a command to standard error, in lines that fit its terminal. Its times stay as the user wrote them.
+/// Writes a command to standard error, indented and in lines that fit its terminal, which can be pasted together. Its times
+/// stay as the user wrote them.
 pub(crate) fn print_command(command: &str) {
-    write_stderr(&fit_text(command, terminal_columns(&std::io::stderr())));
+    write_stderr(&fit_command(command, COMMAND_INDENT, terminal_columns(&std::io::stderr())));
 }
 
 fn write_stderr(text: &str) {
@@ -249,8 +276,11 @@ fn write_stderr(text: &str) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use server::api::api_error::error_status;
+    use tonic::Code;
 
     use super::*;
+    use crate::command::grammar;
 
     #[test]
     fn output_is_parsed_by_its_name_in_any_case() {
@@ -303,19 +333,47 @@ mod tests {
     }
 
     #[test]
+    fn commands_in_an_error_for_programs_reach_the_same_fleet() {
+        let arguments = ["shepherdctl", "--context", "prod", "why", "m"].map(OsString::from);
+        let flags = TargetFlags::from_arguments(&arguments, &grammar());
+        let sentence = "no m; run: shepherdctl get machines";
+        let found = error_document(
+            &CliError::Ended { exit: ExitCode::NotFound, message: sentence.to_owned() },
+            &flags,
+        );
+        assert_eq!(found["error"]["message"], "no m; run: shepherdctl --context prod get machines");
+        let status = error_status(Code::NotFound, "NO_SUCH_MACHINE", sentence);
+        let error = CliError::Api {
+            exit: ExitCode::NotFound,
+            message: sentence.to_owned(),
+            status: Box::new(status),
+        };
+        let found = error_document(&error, &flags);
+        assert!(!found.to_string().contains("shepherdctl get"), "{found}");
+        assert_eq!(error_document(&error, &TargetFlags::default()), error.to_json(), "no flag was given");
+        let command = "shepherdctl retire m --context prod --yes";
+        let error =
+            CliError::Unconfirmed { message: "nothing undoes it".to_owned(), command: command.to_owned() };
+        assert_eq!(error_document(&error, &flags)["command"], command, "it is repeated as it was typed");
+    }
+
+    #[test]
     fn rendered_json_is_converted() {
-        let rendered =
-            || json!({ "machine": "u", "provider": "sim", "provider_id": "7", "waits": [{}] }).to_string();
-        for (output, expected) in [
-            ("name", "sim/7\n"),
-            ("jsonpath={.provider}", "sim"),
-            ("custom-columns=ID:.provider_id", "ID\n7\n"),
-        ] {
-            assert_eq!(Output::parse(output).unwrap().convert(rendered()).unwrap(), expected);
-        }
         let response =
             json!({ "name": { "machine": "u", "provider": "sim", "providerId": "7" }, "events": [{}] });
-        assert_eq!(Output::Name.convert_json(&response).unwrap(), "sim/7\n");
+        for (output, expected) in [
+            ("name", "sim/7\n"),
+            ("jsonpath={.name.provider}", "sim"),
+            ("custom-columns=ID:.name.providerId", "ID\n7\n"),
+        ] {
+            assert_eq!(Output::parse(output).unwrap().convert(response.to_string()).unwrap(), expected);
+        }
+        let unlisted = json!({ "name": { "machine": "u" } });
+        assert_eq!(Output::Name.convert_json(&unlisted).unwrap(), "u\n");
+        // The response to an order about no machine has no name.
+        let order = json!({ "name": null, "outcomes": [{ "changed": true }] });
+        let changed = Output::parse("custom-columns=CHANGED:.changed").unwrap();
+        assert_eq!(changed.convert_json(&order).unwrap(), "CHANGED\ntrue\n");
         let list = json!({ "rows": [{ "at": 1 }, { "at": 2 }], "notes": ["n"] });
         let columns = Output::parse("custom-columns=AT:.at").unwrap();
         assert_eq!(columns.convert_json(&list).unwrap(), "AT\n1\n2\n");

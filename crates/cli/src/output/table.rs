@@ -18,7 +18,7 @@ const LEAST_SENTENCE: usize = 16;
 /// Least number of words of a sentence. A time has two, and does not shrink.
 const SENTENCE_WORDS: usize = 3;
 /// Marks the part that does not fit.
-const ELLIPSIS: &str = "…";
+pub(crate) const ELLIPSIS: &str = "…";
 
 /// Columns of the terminal on standard output; `None` if that is no terminal, or if its width is not known.
 #[must_use]
@@ -202,7 +202,7 @@ fn one_line(cell: &str) -> String {
 }
 
 /// The whole words of a text that fit a width, with an ellipsis if there are more. A single word is not shortened.
-fn shorten(text: &str, width: usize) -> String {
+pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.width() <= width || !text.contains(' ') {
         return text.to_owned();
     }

@@ -1,7 +1,7 @@
 //! The terminals on standard output and standard error: how wide they are, and how text is laid out for them.
 //!
-//! What goes to a file or to another program is neither cut nor wrapped nor coloured. `COLUMNS` is a wish of the user for a
-//! terminal; a value that is no width is passed over.
+//! What goes to a file or to another program is neither cut nor wrapped nor coloured. The user can set the width of a
+//! terminal by `COLUMNS`; a value that is no width is passed over.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -18,11 +18,11 @@ pub fn terminal_columns(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
         return None;
     }
     let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
-    wished_columns().or_else(size).filter(|columns| *columns > 0)
+    environment_columns().or_else(size).filter(|columns| *columns > 0)
 }
 
 /// The width that the environment names.
-fn wished_columns() -> Option<usize> {
+fn environment_columns() -> Option<usize> {
     parse_columns(std::env::var("COLUMNS").ok().as_deref())
 }
 
@@ -33,7 +33,7 @@ fn parse_columns(text: Option<&str>) -> Option<usize> {
 /// Help as the parser renders it, in paragraphs that fit the terminal or the width that the environment names.
 #[must_use]
 pub fn format_help(rendered: &str) -> String {
-    let width = terminal_columns(&std::io::stdout()).or_else(wished_columns);
+    let width = terminal_columns(&std::io::stdout()).or_else(environment_columns);
     wrap_help(rendered, width.unwrap_or(HELP_COLUMNS))
 }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::client::contexts::{Context, Contexts, check_context_name, check_token_writable, contexts_path};
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
-use crate::order::expiry::parse_lifetime;
+use crate::order::expiry::{check_credential_lifetime, parse_end};
 use crate::order::operator::{current_user, direct_order};
 use crate::output::Format;
 use crate::output::file::{encode_pem, write_file_atomic};
@@ -18,22 +18,21 @@ use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
 use bmdb::orders::credential::{NewAccessCredential, canonical_credential_name};
 use model::access::{AccessRole, AccessScope};
-use model::time::Span;
 
 pub(crate) const BOOTSTRAP_EXAMPLES: &str = "\
 Examples:
   shepherdctl tokens bootstrap --direct --save_context prod
   shepherdctl tokens bootstrap --direct --output_file /root/token";
 
-/// Arguments of `tokens bootstrap`: name, lifetime and destination of the first token.
+/// Arguments of `tokens bootstrap`: name, end and destination of the first token.
 #[derive(Debug, Args)]
 pub struct BootstrapArgs {
     /// Owner of the token [default: you]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Lifetime, for example 90d [default: until it is revoked]
-    #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
-    pub expires_after: Option<Span>,
+    /// When it expires: a duration (90d) or a time (2026-11-20T18:00:00Z) [default: when it is revoked]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Write the token into this new file, readable only by you, instead of to standard output
     #[arg(long = "output_file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
@@ -48,6 +47,7 @@ pub async fn bootstrap_token(
     arguments: &BootstrapArgs,
     format: Format,
 ) -> Result<String, CliError> {
+    let until = parse_end(arguments.until.as_deref(), check_credential_lifetime)?;
     let mut output = arguments.output_file.as_deref().map(absolute_path).transpose()?;
     let place = match &arguments.save_context {
         None => None,
@@ -70,7 +70,7 @@ pub async fn bootstrap_token(
         name: name.clone(),
         role: AccessRole::Admin,
         scope: AccessScope::Fleet,
-        expires_after: arguments.expires_after,
+        expiry: until,
         certificate: None,
     };
     let reason = Some("the first credential, made in the BMDB directly");

@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::server::ParsedCertificate;
@@ -15,23 +14,24 @@ use secrecy::SecretString;
 use crate::client::contexts::check_token_writable;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::expiry::parse_lifetime;
+use crate::object::document::format_message;
+use crate::one_of::one_of;
+use crate::order::expiry::{check_credential_lifetime, encode_timestamp, parse_end};
 use crate::order::retry::send_order_through;
-use crate::output::print_stderr;
-use crate::tokens::delivery::deliver_token;
+use crate::output::{Format, print_stderr};
+use crate::tokens::delivery::{deliver_token, store_token};
 use crate::tokens::revoke::revoke_credential;
-use bmdb::orders::order::request_digest;
+use bmdb::orders::order::{Expiry, request_digest};
 use model::access::AccessRole;
 use model::pem_blocks::{PemError, certificate_blocks};
 use model::text_file::skip_mark;
-use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::credentials_client::CredentialsClient;
 
 pub(crate) const CREATE_EXAMPLES: &str = "\
 Examples:
   shepherdctl tokens create lee --role operator --provider rack-a --reason 'lee runs rack a'
-  shepherdctl tokens create kim --role deployer --expires_after 90d --reason 'kim rolls out'
+  shepherdctl tokens create kim --role deployer --until 90d --reason 'kim rolls out'
   shepherdctl tokens create ci --role viewer --certificate ci.pem --reason 'for the pipeline'";
 
 /// Most tokens to create when the responses with the earlier ones are lost.
@@ -44,14 +44,14 @@ pub struct CreateToken {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Role: what the credential permits
-    #[arg(long, value_name = "ROLE", value_parser = PossibleValuesParser::new(AccessRole::ALL.map(AccessRole::as_str)))]
+    #[arg(long, value_name = "ROLE", value_parser = one_of(AccessRole::ALL.map(AccessRole::as_str)))]
     pub role: String,
     /// Only the machines of this provider; may be given several times
     #[arg(long, value_name = "NAME")]
     pub provider: Vec<String>,
-    /// Lifetime, for example 90d [default: until it is revoked]
-    #[arg(long = "expires_after", value_name = "SPAN", value_parser = parse_lifetime)]
-    pub expires_after: Option<Span>,
+    /// When it expires: a duration (90d) or a time (2026-11-20T18:00:00Z) [default: when it is revoked]
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
     /// Pin this client certificate (PEM, Ed25519, self-signed) instead of creating a token
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
@@ -65,22 +65,33 @@ pub struct CreateToken {
 
 /// Runs `tokens create`: creates a token or pins a client certificate.
 pub async fn create_token(context: &CommandContext, arguments: &CreateToken) -> Result<String, CliError> {
+    let until = parse_end(arguments.until.as_deref(), check_credential_lifetime)?;
     if let Some(file) = &arguments.output_file {
         check_token_writable(file)?;
     }
     let fingerprint = arguments.certificate.as_deref().map(certificate_fingerprint).transpose()?;
-    let (id, token) = create_credential(context, arguments, fingerprint).await?;
-    deliver_token(&id, token.as_ref(), arguments.output_file.as_deref(), context.format)
+    let (id, token, response) = create_credential(context, arguments, until, fingerprint).await?;
+    let file = arguments.output_file.as_deref();
+    if context.format == Format::Table {
+        return deliver_token(&id, token.as_ref(), file, context.format);
+    }
+    let token = store_token(&id, token.as_ref(), file)?.unwrap_or_default().to_owned();
+    format_message(&v1::CreateCredentialResponse { token, ..response })
 }
 
-/// Creates the credential, and returns its id, and its token if it has one.
+/// Creates the credential, and returns its id, its token if it has one, and the response of the API.
 async fn create_credential(
     context: &CommandContext,
     arguments: &CreateToken,
+    until: Option<Expiry>,
     fingerprint: Option<[u8; 32]>,
-) -> Result<(String, Option<SecretString>), CliError> {
+) -> Result<(String, Option<SecretString>, v1::CreateCredentialResponse), CliError> {
     let mut client = context.client.clone();
     let flags = &context.order_flags;
+    let expiry = until.map(|until| match until {
+        Expiry::After(span) => v1::create_credential_request::Expiry::ExpiresAfter(span.to_string()),
+        Expiry::At(moment) => v1::create_credential_request::Expiry::ExpiresAt(encode_timestamp(moment)),
+    });
     for _ in 0..MAX_CREATE_ATTEMPTS {
         let give = async |service, order| {
             let request = v1::CreateCredentialRequest {
@@ -88,14 +99,14 @@ async fn create_credential(
                 name: arguments.name.clone(),
                 role: arguments.role.clone(),
                 providers: arguments.provider.clone(),
-                expires_after: arguments.expires_after.map(|span| span.to_string()).unwrap_or_default(),
+                expiry: expiry.clone(),
                 certificate_sha256: fingerprint.map(hex::encode).unwrap_or_default(),
             };
             CredentialsClient::new(service).create(request).await
         };
         let made = send_order_through(&mut client, context, &arguments.reason, give).await?;
-        let lost = match create_outcome(made, fingerprint.is_some()) {
-            CreateOutcome::Created(id, token) => return Ok((id, token)),
+        let lost = match create_outcome(made.clone(), fingerprint.is_some()) {
+            CreateOutcome::Created(id, token) => return Ok((id, token, made)),
             CreateOutcome::Rejected(text) => return Err(CliError::Failed(text)),
             // A repetition with the same key would get the same response.
             CreateOutcome::TokenLost(id) if flags.idempotency_key.is_some() => {

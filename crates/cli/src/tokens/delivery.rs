@@ -17,13 +17,12 @@ struct CreatedCredentialOutput<'a> {
     path: Option<PathBuf>,
 }
 
-/// Prints the token once, or writes it into a file.
-pub(super) fn deliver_token(
+/// Writes a token into the file, if there is one. Returns the token to print otherwise.
+pub(super) fn store_token<'a>(
     id: &str,
-    token: Option<&SecretString>,
+    token: Option<&'a SecretString>,
     file: Option<&Path>,
-    format: Format,
-) -> Result<String, CliError> {
+) -> Result<Option<&'a str>, CliError> {
     if let (Some(token), Some(file)) = (token, file) {
         write_token(file, token).map_err(|error| {
             CliError::Failed(format!(
@@ -31,7 +30,17 @@ pub(super) fn deliver_token(
             ))
         })?;
     }
-    let shown = token.filter(|_| file.is_none()).map(SecretString::expose_secret);
+    Ok(token.filter(|_| file.is_none()).map(SecretString::expose_secret))
+}
+
+/// Prints the token once, or writes it into a file.
+pub(super) fn deliver_token(
+    id: &str,
+    token: Option<&SecretString>,
+    file: Option<&Path>,
+    format: Format,
+) -> Result<String, CliError> {
+    let shown = store_token(id, token, file)?;
     if format == Format::Json {
         return format_json(&CreatedCredentialOutput {
             credential: id.to_owned(),

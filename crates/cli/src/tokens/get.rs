@@ -7,6 +7,7 @@ use crate::error::CliError;
 use crate::object::document::ObjectDocument;
 use crate::object::kind::ObjectKind;
 use crate::object::list::{Column, ListedObject, ObjectList, ObjectNames};
+use crate::object::resolve::NamedId;
 use model::humanize::relative_time;
 use model::time::Timestamp;
 use proto::fleet::v1;
@@ -38,6 +39,25 @@ pub(crate) async fn list_tokens(client: &FleetClient, limit: Option<u32>) -> Res
     })
     .await?;
     Ok(ObjectList::of_pages(ObjectKind::Token, &COLUMNS, pages))
+}
+
+/// The names and ids of all credentials.
+pub(super) async fn fetch_token_names(client: &FleetClient) -> Result<Vec<NamedId>, CliError> {
+    let mut service = CredentialsClient::new(client.channel());
+    let named = |credential: v1::Credential| NamedId {
+        id: credential.credential_id,
+        name: Some(credential.name),
+        is_current: credential.active,
+    };
+    let pages = fetch_pages(None, String::new(), async |page| {
+        let request =
+            v1::ListCredentialsRequest { page_size: page.size.min(PAGE_SIZE), page_token: page.token };
+        let response = service.list(request).await.map_err(status_to_error)?.into_inner();
+        let lines = response.credentials.into_iter().map(named).collect();
+        Ok(Page { lines, next_token: response.next_page_token, response: () })
+    })
+    .await?;
+    Ok(pages.lines)
 }
 
 fn credential_object(credential: &v1::Credential, now: Timestamp) -> ListedObject {

@@ -1,27 +1,27 @@
 //! `tokens revoke`: end a credential.
 
 use clap::Args;
-use uuid::Uuid;
 
 use crate::client::fleet_client::FleetClient;
 use crate::context::CommandContext;
 use crate::error::CliError;
-use crate::order::outcome::decode_outcome;
+use crate::object::resolve::{NameSpace, parse_name, resolve_id, whole_id};
 use crate::order::retry::send_order_through;
-use crate::output::{Format, format_json};
+use crate::tokens::get::fetch_token_names;
 use proto::fleet::v1;
 use proto::fleet::v1::credentials_client::CredentialsClient;
 
 pub(crate) const REVOKE_EXAMPLES: &str = "\
-Example:
-  shepherdctl tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason 'lee left'";
+Examples:
+  shepherdctl tokens revoke lee --reason 'lee left'
+  shepherdctl tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason 'it was lost'";
 
 /// Arguments of `tokens revoke`: the credential to revoke.
 #[derive(Debug, Args)]
 pub struct RevokeToken {
-    /// UUID of the credential, as `get tokens` lists it
-    #[arg(value_name = "CREDENTIAL")]
-    pub credential: Uuid,
+    /// Credential: its owner, its UUID as `get tokens` lists it, or the beginning of it
+    #[arg(value_name = "CREDENTIAL", value_parser = parse_name)]
+    pub credential: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
@@ -29,15 +29,17 @@ pub struct RevokeToken {
 
 /// Runs `tokens revoke`: revokes a credential.
 pub async fn revoke_token(context: &CommandContext, arguments: &RevokeToken) -> Result<String, CliError> {
-    let id = arguments.credential.to_string();
+    let id = resolve_credential(&context.client, &arguments.credential).await?;
     let done = revoke_credential(&mut context.client.clone(), context, &id, &arguments.reason).await?;
-    let done = decode_outcome(done);
-    match context.format {
-        Format::Json => format_json(&serde_json::json!({
-            "credential": id, "changed": done.is_changed(), "outcome": done.kind.as_str(), "message": done.message,
-        })),
-        Format::Table => Ok(format!("{id} {}\n", done.message)),
+    context.format_outcome(&done, &format!("{id} {}", done.message))
+}
+
+async fn resolve_credential(client: &FleetClient, text: &str) -> Result<String, CliError> {
+    if let Some(id) = whole_id(text) {
+        return Ok(id);
     }
+    let space = NameSpace { noun: "token", list_command: "shepherdctl get tokens" };
+    resolve_id(space, text, &fetch_token_names(client).await?)
 }
 
 pub(super) async fn revoke_credential(

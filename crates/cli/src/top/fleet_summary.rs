@@ -1,6 +1,6 @@
 //! Fetch the summary that `top` shows.
 
-use serde::Serialize;
+use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::client::decode::require_timestamp;
@@ -8,7 +8,9 @@ use crate::client::fleet_client::{FleetClient, status_to_error};
 use crate::client::pagination::page_size;
 use crate::error::CliError;
 use crate::loops::{LoopSummary, decode_loop};
+use crate::object::document::ObjectDocument;
 use crate::providers::{decode_brake, decode_provider};
+use crate::target_flags::TargetFlags;
 use crate::work::decode_work;
 use bmdb::fleet::provider::ProviderSummary;
 use bmdb::fleet::sessions::WorkSummary;
@@ -29,7 +31,7 @@ use proto::fleet::v1::work_client::WorkClient;
 const MAX_WORK: u32 = 500;
 
 /// The data of a page.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct FleetSummary {
     /// When the data was read.
     pub at: Timestamp,
@@ -51,8 +53,23 @@ pub struct FleetSummary {
     pub not_permitted: Option<String>,
 }
 
+impl FleetSummary {
+    /// Adds these flags to the commands in sentences of the API, for a page that people read. Reasons that people gave stay
+    /// as they are.
+    pub(super) fn qualify_commands(&mut self, target_flags: &TargetFlags) {
+        let brakes = self.brakes.iter_mut().map(|brake| &mut brake.reason);
+        let providers = self
+            .providers
+            .iter_mut()
+            .flat_map(|provider| [provider.error.as_mut(), provider.brake.as_mut()].into_iter().flatten());
+        for sentence in brakes.chain(providers).chain(self.not_permitted.as_mut()) {
+            *sentence = target_flags.qualify(sentence);
+        }
+    }
+}
+
 /// Number of machines in one phase.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PhaseSummary {
     /// Name of the phase.
     pub phase: String,
@@ -67,10 +84,9 @@ pub struct PhaseSummary {
 }
 
 /// Figures of one control loop.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoopStats {
     /// Name, workers and pauses of the loop.
-    #[serde(flatten)]
     pub summary: LoopSummary,
     /// Its work items in progress, among those in the list.
     pub under_way: usize,
@@ -94,8 +110,7 @@ struct FleetDetails {
 
 /// Fetches the summary once.
 pub async fn fetch_summary(client: &FleetClient) -> Result<FleetSummary, CliError> {
-    let result = StatisticsClient::new(client.channel()).get(v1::GetStatisticsRequest {}).await;
-    let statistics = decode_statistics(result.map_err(status_to_error)?.into_inner())?;
+    let statistics = decode_statistics(fetch_statistics(client).await?)?;
     let whole = match fetch_details(client).await {
         Ok(answers) => Ok(decode_details(answers)?),
         // A credential for some providers still sees the counts of their machines.
@@ -103,6 +118,30 @@ pub async fn fetch_summary(client: &FleetClient) -> Result<FleetSummary, CliErro
         Err(status) => return Err(status_to_error(status)),
     };
     Ok(build_summary(statistics, whole))
+}
+
+/// Fetches the responses of which the summary is made, each as the API sends it. Without a credential for the fleet as
+/// a whole there are only the statistics, and the reason.
+pub(super) async fn fetch_document(client: &FleetClient) -> Result<Value, CliError> {
+    let statistics = ObjectDocument::of_message(&fetch_statistics(client).await?).to_json()?;
+    let (loops, work, providers) = match fetch_details(client).await {
+        Ok(responses) => responses,
+        Err(status) if status.code() == Code::PermissionDenied => {
+            return Ok(json!({ "statistics": statistics, "notPermitted": status.message() }));
+        }
+        Err(status) => return Err(status_to_error(status)),
+    };
+    Ok(json!({
+        "statistics": statistics,
+        "loops": ObjectDocument::of_message(&loops).to_json()?,
+        "work": ObjectDocument::of_message(&work).to_json()?,
+        "providers": ObjectDocument::of_message(&providers).to_json()?,
+    }))
+}
+
+async fn fetch_statistics(client: &FleetClient) -> Result<v1::GetStatisticsResponse, CliError> {
+    let result = StatisticsClient::new(client.channel()).get(v1::GetStatisticsRequest {}).await;
+    Ok(result.map_err(status_to_error)?.into_inner())
 }
 
 type FleetResponses = (v1::ListLoopsResponse, v1::ListWorkResponse, v1::ListProvidersResponse);

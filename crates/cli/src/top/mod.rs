@@ -1,9 +1,14 @@
 //! `top`: live overview of the fleet, one page that is redrawn every few seconds.
 //!
+//! Besides the overview there are lists of machines and of clusters, and `why` of the machine that is selected. The page
+//! gives no orders.
+//!
 //! The queries are small and bounded, however large the fleet is: counts by phase, throughput of the loops, the
-//! longest running work, and what needs attention. [`fleet_summary`] fetches them, [`page`] turns the result into
-//! sections, [`draw`] lays the sections out on a terminal, and [`screen`] is the terminal. Without a terminal, or with
-//! `--once`, the same sections are printed as text, in full.
+//! longest running work, what needs attention, and a page of machines. [`fleet_summary`] and [`read`] fetch them, and
+//! [`data`] is what was fetched. [`state`] is what the operator has selected and opened, and decides what a key does.
+//! [`page`] turns the summary into sections. [`draw`] lays out what a state shows: sections, a list ([`list_page`]), or a
+//! text ([`text_page`]). [`screen`] is the terminal. Without a terminal, or with `--once`, the sections are printed as text, in
+//! full.
 //!
 //! If a fetch fails, the last page stays with a message, and the next fetch goes to the next server of the context. A
 //! denied fetch ends the program: an operator whose token was revoked must not see an old page for ever.
@@ -13,22 +18,28 @@ use std::io::IsTerminal as _;
 use clap::Args;
 
 use crate::client::fleet_client::FleetClient;
+use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::output::table::terminal_width;
 use crate::output::{Format, Output, format_json};
-use crate::top::fleet_summary::fetch_summary;
+use crate::top::fleet_summary::{fetch_document, fetch_summary};
 use model::time::Span;
 
+pub mod data;
 pub mod draw;
 pub mod fleet_summary;
+pub mod list_page;
 pub mod page;
+pub mod read;
 pub mod screen;
+pub mod state;
+pub mod text_page;
 
 pub(crate) const TOP_EXAMPLES: &str = "\
 Examples:
   shepherdctl top
   shepherdctl top --interval 10s
-  shepherdctl top --once -o json | jq '.phases[] | select(.over_deadline > 0)'";
+  shepherdctl top -o json | jq '.statistics.sample.phases[] | select(.pastDeadline != \"0\")'";
 
 /// Arguments of `top`, which shows the fleet on one page.
 #[derive(Debug, Args)]
@@ -55,16 +66,16 @@ pub fn is_interactive(args: &TopArgs, output: &Output) -> bool {
     output.format() == Format::Table && !args.once && std::io::stdout().is_terminal()
 }
 
-/// Redraws the page until the operator quits.
-pub async fn run_interactive(client: &FleetClient, args: &TopArgs) -> Result<(), CliError> {
-    screen::run_screen(client.clone(), args.interval.0).await
+/// Redraws the page until the operator quits. Commands in messages get the flags of the context.
+pub(crate) async fn run_interactive(context: &CommandContext, args: &TopArgs) -> Result<(), CliError> {
+    let (client, target_flags) = (context.client.clone(), context.target_flags.clone());
+    screen::run_screen(client, args.interval.0, context.colors, target_flags).await
 }
 
-/// Prints the page once, as text or JSON.
+/// Prints the page once, as text, or the responses of the API that it is made of, as JSON.
 pub async fn render_once(client: &FleetClient, format: Format) -> Result<String, CliError> {
-    let view = fetch_summary(client).await?;
     match format {
-        Format::Table => Ok(page::render_text(&view, terminal_width())),
-        Format::Json => format_json(&view),
+        Format::Table => Ok(page::render_text(&fetch_summary(client).await?, terminal_width())),
+        Format::Json => format_json(&fetch_document(client).await?),
     }
 }

@@ -1,144 +1,215 @@
 //! Terminal event loop: keys, signals, refresh. The terminal is restored however the loop ends.
 //!
-//! A thread reads the keys, because reading them blocks. A task fetches the data, so that a server that does not
-//! answer cannot keep the operator from quitting.
+//! The loop decides nothing: [`next_state`][] says what a key does, and what has to be read follows from the state. A thread
+//! reads the keys, because reading them blocks. The data is fetched meanwhile, so that a server that does not answer
+//! cannot keep the operator from quitting. When the page needs something else, the fetch under way is given up.
 
 use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::style::force_color_output;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
+use crate::exit_code::ExitCode;
+use crate::output::color::SeverityColors;
 use crate::output::zone::current_zone;
+use crate::target_flags::TargetFlags;
+use crate::top::data::{ReadRequest, TopAnswer, TopData};
 use crate::top::draw::{FetchStatus, draw_page};
-use crate::top::fleet_summary::{FleetSummary, fetch_summary};
+use crate::top::read::fetch_answer;
+use crate::top::state::{Key, ScreenSize, TopEnd, TopState, next_state};
 
 /// Longest wait for a response.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Shortest wait after a failed fetch.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Meaning of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UserAction {
-    /// Quit; the terminal is restored.
-    Quit,
-    /// Fetch the data now.
-    Refresh,
-    /// Redraw the page for the current size of the terminal.
-    Redraw,
+/// What the page needs now. A change of it is fetched at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FetchRequest {
+    read: ReadRequest,
+    refreshes: u64,
+}
+
+impl FetchRequest {
+    fn of_state(state: &TopState) -> Self {
+        Self { read: state.request(), refreshes: state.refreshes }
+    }
 }
 
 /// Result of a fetch.
 enum FetchEvent {
     /// The fetch succeeded, with this data.
-    Summary(Box<FleetSummary>),
+    Answer(Box<TopAnswer>),
     /// The fetch failed; the next one goes to this server, or to the database.
     Failed { reason: String, backend_name: String },
     /// The fetch was denied, so another attempt is useless.
     Denied(CliError),
 }
 
-/// The action for a terminal event, if any.
-fn user_action(event: &Event) -> Option<UserAction> {
-    match event {
-        Event::Resize(..) => Some(UserAction::Redraw),
-        Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) => match code {
-            KeyCode::Char('c' | 'd') if modifiers.contains(KeyModifiers::CONTROL) => Some(UserAction::Quit),
-            KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(UserAction::Quit),
-            KeyCode::Char(' ' | 'r') => Some(UserAction::Refresh),
+/// The key of a terminal event, if it is one.
+fn key_of_event(event: &Event) -> Option<Key> {
+    let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press | KeyEventKind::Repeat, .. }) =
+        event
+    else {
+        return match event {
+            Event::Resize(columns, rows) => Some(Key::Resize(screen_size(*columns, *rows))),
             _ => None,
-        },
-        _ => None,
+        };
+    };
+    let has_control = modifiers.contains(KeyModifiers::CONTROL);
+    Some(match code {
+        KeyCode::Char('c') if has_control => Key::Interrupt,
+        KeyCode::Char('d') if has_control => Key::EndOfInput,
+        KeyCode::Char(typed) if !has_control && !modifiers.contains(KeyModifiers::ALT) => Key::Char(*typed),
+        KeyCode::Enter => Key::Enter,
+        KeyCode::Esc => Key::Escape,
+        KeyCode::Backspace => Key::Backspace,
+        KeyCode::Tab => Key::Tab,
+        KeyCode::BackTab => Key::BackTab,
+        KeyCode::Up => Key::Up,
+        KeyCode::Down => Key::Down,
+        KeyCode::PageUp => Key::PageUp,
+        KeyCode::PageDown => Key::PageDown,
+        KeyCode::Home => Key::Home,
+        KeyCode::End => Key::End,
+        _ => return None,
+    })
+}
+
+fn screen_size(columns: u16, rows: u16) -> ScreenSize {
+    ScreenSize { columns: columns.into(), rows: rows.into() }
+}
+
+/// Shows pages until the operator quits. The error of a signal has the exit code that follows from it.
+pub async fn run_screen(
+    client: FleetClient,
+    interval: Duration,
+    colors: SeverityColors,
+    target_flags: TargetFlags,
+) -> Result<(), CliError> {
+    // The library for terminals reads NO_COLOR, too. The flag counts more.
+    force_color_output(colors == SeverityColors::On);
+    let mut signals = Signals::new()?;
+    let status = FetchStatus { backend_name: client.current_server().to_owned(), problem: None, colors };
+    let terminal = TerminalGuard(ratatui::try_init()?);
+    let size = terminal.0.size()?;
+    let state = TopState::new(screen_size(size.width, size.height));
+    let (requests, requested) = watch::channel(FetchRequest::of_state(&state));
+    let (events, receiver) = mpsc::channel(1);
+    let fetching = Box::pin(fetch_loop(client, interval, target_flags.clone(), requested, events));
+    let page = Page { state, data: TopData::new(target_flags), status };
+    let showing = Box::pin(event_loop(terminal, page, &requests, receiver, &mut signals));
+    tokio::select! {
+        ended = showing => ended,
+        // It ends only after the other one.
+        () = fetching => Ok(()),
     }
 }
 
-/// Shows pages until the operator quits, or the program receives a signal to end.
-pub async fn run_screen(client: FleetClient, interval: Duration) -> Result<(), CliError> {
-    let mut signals = Signals::new()?;
-    let query = client.current_server().to_owned();
-    let (refresh, requests) = mpsc::channel(1);
-    let (events, mut receiver) = mpsc::channel(1);
-    let reader = AbortOnDrop(tokio::spawn(fetch_loop(client, interval, requests, events)));
-    let terminal = TerminalGuard(ratatui::try_init()?);
-    let shown = event_loop(
-        terminal,
-        FetchStatus { backend_name: query, colours: colours_enabled(), ..FetchStatus::default() },
-        &refresh,
-        &mut receiver,
-        &mut signals,
-    );
-    let ended = shown.await;
-    drop(reader);
-    ended
+/// What is on the screen.
+struct Page {
+    state: TopState,
+    data: TopData,
+    status: FetchStatus,
+}
+
+impl Page {
+    /// Records the result of a fetch. An error ends the program.
+    fn record(&mut self, event: FetchEvent) -> Result<(), CliError> {
+        match event {
+            FetchEvent::Answer(answer) => {
+                self.data.record(*answer);
+                self.status.problem = None;
+            }
+            FetchEvent::Failed { reason, backend_name } => {
+                let since = self.data.summary().map_or_else(String::new, |summary| {
+                    format!("this is of {}; ", current_zone().format_time(summary.at))
+                });
+                self.status.problem =
+                    Some(format!("{since}no response: {reason}; next query goes to {backend_name}"));
+                self.status.backend_name = backend_name;
+            }
+            FetchEvent::Denied(error) => return Err(error),
+        }
+        Ok(())
+    }
 }
 
 async fn event_loop(
     mut terminal: TerminalGuard,
-    mut status: FetchStatus,
-    refresh: &mpsc::Sender<()>,
-    receiver: &mut mpsc::Receiver<FetchEvent>,
+    mut page: Page,
+    requests: &watch::Sender<FetchRequest>,
+    mut receiver: mpsc::Receiver<FetchEvent>,
     signals: &mut Signals,
 ) -> Result<(), CliError> {
     let mut keys = spawn_key_reader();
-    let mut view: Option<FleetSummary> = None;
     loop {
-        terminal.0.draw(|frame| draw_page(frame, view.as_ref(), &status))?;
+        terminal.0.draw(|frame| draw_page(frame, &page.state, &page.data, &page.status))?;
         tokio::select! {
-            wished = keys.recv() => match wished {
-                // The keyboard is closed, so the operator is gone.
-                None | Some(UserAction::Quit) => return Ok(()),
-                // A request that waits already covers this one.
-                Some(UserAction::Refresh) => drop(refresh.try_send(())),
-                Some(UserAction::Redraw) => {}
-            },
+            // A terminal that is closed sends a signal, and ends the keys.
+            biased;
+            signal = signals.wait() => return Err(signal.error()),
+            key = keys.recv() => {
+                let Some(key) = key else { return Err(EndSignal::HangUp.error()) };
+                page.state = next_state(page.state, key, &page.data);
+                match page.state.end {
+                    Some(TopEnd::Quit) => return Ok(()),
+                    Some(TopEnd::Interrupted) => return Err(EndSignal::Interrupt.error()),
+                    None => {}
+                }
+                let wanted = FetchRequest::of_state(&page.state);
+                requests.send_if_modified(|current| {
+                    let is_other = *current != wanted;
+                    if is_other {
+                        *current = wanted;
+                    }
+                    is_other
+                });
+            }
             event = receiver.recv() => match event {
-                Some(FetchEvent::Summary(fresh)) => {
-                    view = Some(*fresh);
-                    status.problem = None;
-                }
-                Some(FetchEvent::Failed { reason: why, backend_name: query }) => {
-                    let since = view.as_ref().map_or_else(String::new, |view| {
-                        format!("this is of {}; ", current_zone().format_time(view.at))
-                    });
-                    status.problem = Some(format!("{since}no response: {why}; next query goes to {query}"));
-                    status.backend_name = query;
-                }
-                Some(FetchEvent::Denied(error)) => return Err(error),
+                Some(event) => page.record(event)?,
                 None => return Ok(()),
             },
-            () = signals.wait() => return Ok(()),
         }
     }
 }
 
-/// Fetches at every interval, and at once on request.
+/// Fetches at every interval, and at once when the page needs something else.
 async fn fetch_loop(
     mut client: FleetClient,
     interval: Duration,
-    mut requests: mpsc::Receiver<()>,
+    target_flags: TargetFlags,
+    mut requests: watch::Receiver<FetchRequest>,
     events: mpsc::Sender<FetchEvent>,
 ) {
     loop {
         let began = Instant::now();
-        let answer = timeout(FETCH_TIMEOUT, fetch_summary(&client)).await;
+        let read = requests.borrow_and_update().read.clone();
+        let answer = tokio::select! {
+            answer = timeout(FETCH_TIMEOUT, fetch_answer(&client, &read)) => answer,
+            changed = requests.changed() => if changed.is_ok() { continue } else { return },
+        };
         let (event, wait) = match answer {
-            Ok(Ok(view)) => (FetchEvent::Summary(Box::new(view)), interval.saturating_sub(began.elapsed())),
+            Ok(Ok(mut answer)) => {
+                answer.qualify_commands(&target_flags);
+                (FetchEvent::Answer(Box::new(answer)), interval.saturating_sub(began.elapsed()))
+            }
             Ok(Err(error)) if error.is_rejection() => (FetchEvent::Denied(error), interval),
             failed => {
-                let why = match failed {
-                    Ok(Err(error)) => error.to_string(),
+                let reason = match failed {
+                    Ok(Err(error)) => target_flags.qualify(&error.to_string()),
                     _ => format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()),
                 };
                 // Ignored: if this fails, the next fetch fails too and reports it.
                 let _ = client.connect_to_next().await;
                 let backend_name = client.current_server().to_owned();
-                (FetchEvent::Failed { reason: why, backend_name }, interval.max(MIN_RETRY_DELAY))
+                (FetchEvent::Failed { reason, backend_name }, interval.max(MIN_RETRY_DELAY))
             }
         };
         if events.send(event).await.is_err() {
@@ -146,24 +217,19 @@ async fn fetch_loop(
         }
         tokio::select! {
             () = sleep(wait) => {}
-            wanted = requests.recv() => if wanted.is_none() { return },
+            changed = requests.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// Colours are on unless `NO_COLOR` is set: <https://no-color.org>.
-fn colours_enabled() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Starts a thread that sends the actions of keys until the keyboard is closed. The thread ends with the program, or
-/// at the next key after the receiver is dropped.
-fn spawn_key_reader() -> mpsc::Receiver<UserAction> {
+/// Starts a thread that sends the keys until the keyboard is closed. The thread ends with the program, or at the next key
+/// after the receiver is dropped.
+fn spawn_key_reader() -> mpsc::Receiver<Key> {
     let (send, receive) = mpsc::channel(16);
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
-            if let Some(wish) = user_action(&event)
-                && send.blocking_send(wish).is_err()
+            if let Some(key) = key_of_event(&event)
+                && send.blocking_send(key).is_err()
             {
                 return;
             }
@@ -181,12 +247,29 @@ impl Drop for TerminalGuard {
     }
 }
 
-/// Aborts the task when dropped.
-struct AbortOnDrop(JoinHandle<()>);
+/// A signal that ends the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EndSignal {
+    /// SIGHUP, or a keyboard that is closed.
+    HangUp,
+    /// SIGINT, or Ctrl-C on the keyboard.
+    Interrupt,
+    /// SIGTERM, as a stop of the host sends it.
+    Terminate,
+}
 
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
+impl EndSignal {
+    /// The error with the exit code that follows from the signal.
+    fn error(self) -> CliError {
+        let (exit, reason) = match self {
+            Self::HangUp => (ExitCode::HungUp, "its terminal is gone"),
+            Self::Interrupt => (ExitCode::Interrupted, "it was interrupted"),
+            Self::Terminate => (ExitCode::Terminated, "it was terminated"),
+        };
+        CliError::Ended {
+            exit,
+            message: format!("the page was closed, because {reason}; nothing was changed"),
+        }
     }
 }
 
@@ -206,11 +289,11 @@ impl Signals {
         })
     }
 
-    async fn wait(&mut self) {
+    async fn wait(&mut self) -> EndSignal {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => EndSignal::Terminate,
+            _ = self.hangup.recv() => EndSignal::HangUp,
+            _ = self.interrupt.recv() => EndSignal::Interrupt,
         }
     }
 }
@@ -220,19 +303,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_match_the_help_line() {
+    fn events_of_the_terminal_are_keys() {
         let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
         let plain = KeyModifiers::NONE;
         for (event, expected) in [
-            (key(KeyCode::Char('q'), plain), Some(UserAction::Quit)),
-            (key(KeyCode::Esc, plain), Some(UserAction::Quit)),
-            (key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(UserAction::Quit)),
-            (key(KeyCode::Char('c'), plain), None),
-            (key(KeyCode::Char(' '), plain), Some(UserAction::Refresh)),
-            (Event::Resize(80, 24), Some(UserAction::Redraw)),
+            (key(KeyCode::Char('q'), plain), Some(Key::Char('q'))),
+            (key(KeyCode::Char('G'), KeyModifiers::SHIFT), Some(Key::Char('G'))),
+            (key(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Interrupt)),
+            (key(KeyCode::Char('d'), KeyModifiers::CONTROL), Some(Key::EndOfInput)),
+            (key(KeyCode::Char('c'), plain), Some(Key::Char('c'))),
+            (key(KeyCode::Char('a'), KeyModifiers::CONTROL), None),
+            (key(KeyCode::Char('a'), KeyModifiers::ALT), None),
+            (key(KeyCode::Esc, plain), Some(Key::Escape)),
+            (key(KeyCode::PageDown, plain), Some(Key::PageDown)),
+            (key(KeyCode::F(1), plain), None),
+            (Event::Resize(80, 24), Some(Key::Resize(ScreenSize { columns: 80, rows: 24 }))),
             (Event::FocusGained, None),
         ] {
-            assert_eq!(user_action(&event), expected, "{event:?}");
+            assert_eq!(key_of_event(&event), expected, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn exit_code_follows_from_the_signal() {
+        for (signal, expected) in
+            [(EndSignal::HangUp, 129), (EndSignal::Interrupt, 130), (EndSignal::Terminate, 143)]
+        {
+            assert_eq!(signal.error().exit_code().number(), expected, "{signal:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! `--wait` of orders: after the answer to an order, wait for the end of its work.
 //!
-//! What an order has an effect on is recorded when its answer arrives ([`OrderTargets`]), so nothing is waited for
+//! What an order has an effect on is recorded when its answer arrives ([`AffectedObjects`]), so nothing is waited for
 //! after a dry run or an order without effect. The exit code is the higher one of the order's and of the waiting's.
 //!
-//! [`OrderTargets`]: crate::order::outcome::OrderTargets
+//! [`AffectedObjects`]: crate::order::outcome::AffectedObjects
 
 use crate::client::decode::{decode_machine_name, decode_struct, missing_field};
 use crate::cluster::command::ClusterCommand;
@@ -95,9 +95,14 @@ pub(crate) async fn follow_orders(context: &CommandContext, wait: &OrderWait) ->
     if subjects.is_empty() {
         return Ok(());
     }
-    let timeout = wait.flags.timeout.0;
-    let (report, target_flags) = (WaitReport::Steps, context.target_flags.clone());
-    let waiting = Waiting { goal: wait.goal, subjects, timeout, report, target_flags };
+    let waiting = Waiting {
+        goal: wait.goal,
+        subjects,
+        timeout: wait.flags.timeout.0,
+        report: WaitReport::Steps,
+        colors: context.colors,
+        target_flags: context.target_flags.clone(),
+    };
     follow_objects(&context.client, waiting).await.map(drop)
 }
 

@@ -150,8 +150,14 @@ pub(crate) async fn run_wait_command(context: &CommandContext, args: &WaitArgs) 
         return Err(CliError::Ended { exit: ExitCode::NotFound, message });
     }
     let report = if context.format == Format::Table { WaitReport::Met } else { WaitReport::Silent };
-    let target_flags = context.target_flags.clone();
-    let waiting = Waiting { goal, subjects, timeout: args.timeout.0, report, target_flags };
+    let waiting = Waiting {
+        goal,
+        subjects,
+        timeout: args.timeout.0,
+        report,
+        colors: context.colors,
+        target_flags: context.target_flags.clone(),
+    };
     let met = follow_objects(client, waiting).await?;
     if report == WaitReport::Met {
         return Ok(String::new());

@@ -2,7 +2,7 @@
 //!
 //! Machines are listed by their UUIDs, a hundred in a call. A power order is a fact of its machine that the list does
 //! not have, so these machines are read one by one. When such an order is over, the history of the machine has the
-//! event that ended it.
+//! event that ended it, which is read once.
 
 use std::collections::HashMap;
 
@@ -40,17 +40,19 @@ pub(crate) struct Subject {
     pub(crate) name: String,
     /// What was known of a machine when the waiting for its power order began.
     pub(crate) first: Option<FirstReport>,
+    /// Whether its power order was over at the last read, and its history was read then.
+    pub(crate) is_over: bool,
 }
 
 impl Subject {
     /// An object with this id.
     pub(crate) fn new(id: impl Into<String>, name: impl Into<String>) -> Self {
-        Self { id: Some(id.into()), name: name.into(), first: None }
+        Self { id: Some(id.into()), name: name.into(), first: None, is_over: false }
     }
 
     /// A cluster that was not read yet, and may not exist.
     pub(crate) fn cluster(name: impl Into<String>) -> Self {
-        Self { id: None, name: name.into(), first: None }
+        Self { id: None, name: name.into(), first: None, is_over: false }
     }
 }
 
@@ -133,7 +135,7 @@ async fn read_switched_machines(client: &FleetClient, subjects: &[Subject]) -> R
         now = now.max(require_timestamp(response.read_at, "its read time")?);
         let mut state = decode_switched_machine(response);
         state.power.first.clone_from(&subject.first);
-        if !state.power.is_pending {
+        if must_read_history(subject, &state.power) {
             let request =
                 v1::TimelineRequest { machine, limit: MAX_EVENTS, ..v1::TimelineRequest::default() };
             let events = service.timeline(request).await.map_err(status_to_error)?.into_inner().events;
@@ -142,6 +144,12 @@ async fn read_switched_machines(client: &FleetClient, subjects: &[Subject]) -> R
         objects.push(ReadObject { id: None, snapshot: Snapshot::Machine(state), document: None });
     }
     Ok(ReadObjects { now, objects })
+}
+
+/// Whether the history of the machine has to be read for the end of its power order. Once is enough: an order that was
+/// abandoned ends the waiting, and one that was carried out stays so.
+const fn must_read_history(subject: &Subject, power: &PowerState) -> bool {
+    !power.is_pending && !subject.is_over
 }
 
 fn decode_switched_machine(response: v1::GetMachineResponse) -> MachineState {
@@ -299,6 +307,17 @@ mod tests {
         };
         assert_eq!(state.power, expected);
         assert_eq!(decode_switched_machine(response(&[])).power, PowerState::default());
+    }
+
+    #[test]
+    fn history_is_read_once_when_the_order_is_over() {
+        let state = |is_pending| PowerState { is_pending, ..PowerState::default() };
+        let subject = |is_over| Subject { is_over, ..Subject::new("1", "sim/a") };
+        for (is_over, is_pending, expected) in
+            [(false, true, false), (false, false, true), (true, false, false), (true, true, false)]
+        {
+            assert_eq!(must_read_history(&subject(is_over), &state(is_pending)), expected);
+        }
     }
 
     #[test]

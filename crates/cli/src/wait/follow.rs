@@ -13,11 +13,12 @@ use crate::error::CliError;
 use crate::machine::selection::MachineArg;
 use crate::machine::why::{WhyArgs, show_explanation};
 use crate::object::document::ObjectDocument;
+use crate::output::color::SeverityColors;
 use crate::output::{Format, print_chunk, print_stderr};
 use crate::target_flags::TargetFlags;
 use crate::wait::condition::WaitGoal;
 use crate::wait::fetch::{ReadObject, Subject, read_objects};
-use crate::wait::progress::{NextStep, WaitProgress};
+use crate::wait::progress::{News, NextStep, WaitProgress};
 use crate::wait::snapshot::{FirstReport, Snapshot};
 use bmdb::cluster::lock;
 use bmdb::fleet::roll_out;
@@ -26,6 +27,10 @@ use model::time::{Span, Timestamp};
 
 /// Most names in a message.
 const MAX_NAMES: usize = 5;
+/// Most names in a command to paste.
+const MAX_COMMAND_NAMES: usize = 100;
+/// Most objects that are explained at the same time.
+const MAX_CALLS: usize = 4;
 
 /// What a command that waits prints while it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub(crate) struct Waiting {
     pub(crate) timeout: Duration,
     /// What to print meanwhile.
     pub(crate) report: WaitReport,
+    /// The colours of what is printed on standard output.
+    pub(crate) colors: SeverityColors,
     /// The flags that name the fleet, for commands in messages.
     pub(crate) target_flags: TargetFlags,
 }
@@ -77,7 +84,7 @@ pub(crate) async fn follow_objects(client: &FleetClient, waiting: Waiting) -> Re
     tokio::select! {
         met = follow_until_end(client, waiting) => met,
         signal = tokio::signal::ctrl_c() => match signal {
-            Ok(()) => Err(CliError::Interrupted(interrupted)),
+            Ok(()) => Err(interrupted),
             Err(error) => Err(CliError::Failed(format!("cannot receive signals: {error}"))),
         },
     }
@@ -102,9 +109,12 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
             now = found.now;
             for (place, object) in open.into_iter().zip(found.objects) {
                 let subject = &mut waiting.subjects[place];
-                note_first_read(subject, &object, now);
-                let news = progress.record(place, &object.snapshot, now);
-                print_news(waiting.report, goal, subject, &news.steps, news.has_met)?;
+                note_read(subject, &object, now);
+                let mut news = progress.record(place, &object.snapshot, now);
+                for step in &mut news.steps {
+                    *step = waiting.target_flags.qualify(step);
+                }
+                print_news(waiting.report, waiting.colors, goal, subject, &news)?;
                 last[place] = Some(object);
             }
         }
@@ -125,34 +135,37 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
     Ok(MetObjects { now, objects: objects.collect() })
 }
 
-/// Remembers what the first read of an object has shown.
-fn note_first_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
+/// Remembers what the first read of an object has shown, and whether its power order is over.
+fn note_read(subject: &mut Subject, object: &ReadObject, now: Timestamp) {
     if subject.id.is_none() {
         subject.id.clone_from(&object.id);
     }
-    if let (None, Snapshot::Machine(machine)) = (&subject.first, &object.snapshot) {
-        subject.first = Some(FirstReport { boot_id: machine.power.boot_id.clone(), at: now });
+    if let Snapshot::Machine(machine) = &object.snapshot {
+        let report = || FirstReport { boot_id: machine.power.boot_id.clone(), at: now };
+        subject.first.get_or_insert_with(report);
+        // A later order ends on its own.
+        subject.is_over = !machine.power.is_pending;
     }
 }
 
 fn print_news(
     report: WaitReport,
+    colors: SeverityColors,
     goal: WaitGoal,
     subject: &Subject,
-    steps: &[String],
-    has_met: bool,
+    news: &News,
 ) -> Result<(), CliError> {
     let name = shown_name(goal, subject);
     match report {
-        WaitReport::Met if has_met => {
-            print_chunk(&format!("{name} is {goal}\n"))?;
+        WaitReport::Met if news.has_met => {
+            print_chunk(&colors.apply(format!("{name} is {goal}\n")))?;
         }
         WaitReport::Silent | WaitReport::Met => {}
         WaitReport::Steps => {
-            for step in steps {
+            for step in &news.steps {
                 print_stderr(&format!("{name} {step}"));
             }
-            if has_met {
+            if news.has_met {
                 print_stderr(&format!("{name} is {goal}"));
             }
         }
@@ -176,23 +189,53 @@ async fn explain_open_objects(
     progress: &WaitProgress,
     last: &[Option<ReadObject>],
 ) {
-    for place in progress.open_objects() {
-        let (Some(subject), Some(Some(object))) = (waiting.subjects.get(place), last.get(place)) else {
-            continue;
+    // In a box: the future of the waiting would have several of these.
+    let explain = async |place: usize| match (waiting.subjects.get(place), last.get(place)) {
+        (Some(subject), Some(Some(object))) => {
+            Box::pin(explain_object(client, waiting, subject, object)).await
+        }
+        _ => Vec::new(),
+    };
+    explain_in_order(&progress.open_objects(), explain, print_stderr).await;
+}
+
+/// Prints what `explain` returns for each place, in their order, with at most [`MAX_CALLS`] calls at a time.
+async fn explain_in_order(
+    places: &[usize],
+    explain: impl AsyncFn(usize) -> Vec<String>,
+    mut print: impl FnMut(&str),
+) {
+    for places in places.chunks(MAX_CALLS) {
+        let explain_nth = async |nth: usize| match places.get(nth) {
+            Some(place) => explain(*place).await,
+            None => Vec::new(),
         };
-        match (&object.snapshot, &subject.id) {
-            (Snapshot::Machine(_), Some(machine)) => {
-                let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
-                match show_explanation(client, &of, Format::Table).await {
-                    Ok(text) => print_stderr(&waiting.target_flags.qualify(text.trim_end())),
-                    Err(error) => print_stderr(&format!("{}: {error}", subject.name)),
-                }
-            }
-            (snapshot, _) => {
-                for step in snapshot.steps() {
-                    print_stderr(&format!("{} {}", shown_name(waiting.goal, subject), step.text));
-                }
-            }
+        let texts = tokio::join!(explain_nth(0), explain_nth(1), explain_nth(2), explain_nth(3));
+        for text in [texts.0, texts.1, texts.2, texts.3].concat() {
+            print(&text);
+        }
+    }
+}
+
+/// Why an object has not met the goal. If the reason cannot be read, why that is.
+async fn explain_object(
+    client: &FleetClient,
+    waiting: &Waiting,
+    subject: &Subject,
+    object: &ReadObject,
+) -> Vec<String> {
+    let qualify = |text: &str| waiting.target_flags.qualify(text);
+    match (&object.snapshot, &subject.id) {
+        (Snapshot::Machine(_), Some(machine)) => {
+            let of = WhyArgs { machine: MachineArg { machine: machine.clone() }, verbose: false };
+            vec![match show_explanation(client, &of, Format::Table).await {
+                Ok(text) => qualify(text.trim_end()),
+                Err(error) => format!("{}: {}", subject.name, qualify(&error.to_string())),
+            }]
+        }
+        (snapshot, _) => {
+            let name = shown_name(waiting.goal, subject);
+            snapshot.steps().iter().map(|step| format!("{name} {}", qualify(&step.text))).collect()
         }
     }
 }
@@ -217,32 +260,33 @@ fn failure(waiting: &Waiting, progress: &WaitProgress) -> String {
     format!("{open} of {all} are not {}{after}: {}", waiting.goal, names.join(", "))
 }
 
-/// What to say after Ctrl-C.
-fn interruption(waiting: &Waiting) -> String {
-    let names = waiting.subjects.iter().take(MAX_NAMES).map(|subject| subject.name.as_str());
-    let mut names: Vec<String> = names.map(shell_words::quote_if_needed).collect();
-    if waiting.subjects.len() > names.len() {
-        names.push("…".to_owned());
+/// The error after Ctrl-C, with the command that waits again. A command that left out a name would wait for less, so there
+/// is none for too many.
+fn interruption(waiting: &Waiting) -> CliError {
+    let ended = match waiting.report {
+        WaitReport::Steps => "the waiting was ended, and the order continues",
+        WaitReport::Silent | WaitReport::Met => "the waiting was ended, and nothing was changed",
+    };
+    let (kind, condition) = (waiting.goal.kind().row().plural, waiting.goal.condition());
+    let count = waiting.subjects.len();
+    if count > MAX_COMMAND_NAMES {
+        let message = format!("{ended}; to wait again, name the {count} {kind} to: shepherdctl wait {kind}");
+        return CliError::Interrupted { message, command: None };
     }
-    let again = format!(
-        "shepherdctl wait {} {} --for {}",
-        waiting.goal.kind().row().plural,
-        names.join(" "),
-        waiting.goal.condition()
-    );
-    match waiting.report {
-        WaitReport::Steps => {
-            format!("the waiting was ended, and the order continues; to wait again: {again}")
-        }
-        WaitReport::Silent | WaitReport::Met => {
-            format!("the waiting was ended, and nothing was changed; to wait again: {again}")
-        }
-    }
+    let names = waiting.subjects.iter().map(|subject| shell_words::quote_if_needed(&subject.name));
+    let names = names.collect::<Vec<_>>().join(" ");
+    let command = waiting.target_flags.qualify(&format!("shepherdctl wait {kind} {names} --for {condition}"));
+    let message = format!("{ended}; to wait again, run the line below");
+    CliError::Interrupted { message, command: Some(command) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::ffi::OsString;
+
     use super::*;
+    use crate::command::grammar;
     use crate::wait::condition::{ClusterGoal, MachineGoal};
     use crate::wait::snapshot::MachineState;
     use model::phase::Phase;
@@ -252,7 +296,7 @@ mod tests {
     fn waiting(goal: WaitGoal, names: &[&str], report: WaitReport) -> Waiting {
         let subjects = names.iter().map(|name| Subject::new(*name, *name)).collect();
         let (timeout, target_flags) = (Duration::from_mins(5), TargetFlags::default());
-        Waiting { goal, subjects, timeout, report, target_flags }
+        Waiting { goal, subjects, timeout, report, colors: SeverityColors::Off, target_flags }
     }
 
     fn machine(phase: Phase) -> Snapshot {
@@ -287,13 +331,74 @@ mod tests {
     fn interruption_has_the_command_that_waits_again() {
         let order =
             waiting(WaitGoal::Machine(MachineGoal::RetirementEnd), &["sim/a", "it's"], WaitReport::Steps);
-        let expected = "the waiting was ended, and the order continues; to wait again: shepherdctl wait machines \
-                        sim/a \"it's\" --for retired";
-        assert_eq!(interruption(&order), expected);
         let wait = waiting(WaitGoal::Cluster(ClusterGoal::Ready), &["prod"], WaitReport::Silent);
-        let expected = "the waiting was ended, and nothing was changed; to wait again: shepherdctl wait clusters \
-                        prod --for ready";
-        assert_eq!(interruption(&wait), expected);
+        for (waiting, message, command) in [
+            (
+                order,
+                "the waiting was ended, and the order continues; to wait again, run the line below",
+                "shepherdctl wait machines sim/a \"it's\" --for retired",
+            ),
+            (
+                wait,
+                "the waiting was ended, and nothing was changed; to wait again, run the line below",
+                "shepherdctl wait clusters prod --for ready",
+            ),
+        ] {
+            let error = interruption(&waiting);
+            assert_eq!((error.to_string().as_str(), error.next_command()), (message, Some(command)));
+        }
+    }
+
+    #[test]
+    fn interruption_repeats_the_fleet_and_every_name() {
+        let names: Vec<String> = (0..=MAX_COMMAND_NAMES).map(|number| format!("m{number}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let too_many = interruption(&waiting(READY, &names, WaitReport::Met));
+        assert_eq!(too_many.next_command(), None);
+        assert!(too_many.to_string().contains("name the 101 machines to"), "{too_many}");
+        names.pop();
+        let arguments = ["shepherdctl", "--context", "prod", "issues"].map(OsString::from);
+        let target_flags = TargetFlags::from_arguments(&arguments, &grammar());
+        let all = interruption(&Waiting { target_flags, ..waiting(READY, &names, WaitReport::Met) });
+        let command = all.next_command().unwrap();
+        assert!(command.starts_with("shepherdctl --context prod wait machines m0 m1 "), "{command}");
+        assert!(command.ends_with(" m99 --for phase=Ready"), "{command}");
+    }
+
+    #[tokio::test]
+    async fn each_open_object_is_explained_in_order_by_few_calls_at_a_time() {
+        let (running, most) = (Cell::new(0), Cell::new(0));
+        // In a box: the future of the waiting would have several of these.
+        let explain = async |place: usize| {
+            running.set(running.get() + 1);
+            most.set(most.get().max(running.get()));
+            // A later one of the same calls ends earlier.
+            for _ in 0..MAX_CALLS - place % MAX_CALLS {
+                tokio::task::yield_now().await;
+            }
+            running.set(running.get() - 1);
+            vec![place.to_string()]
+        };
+        for count in [0, 1, MAX_CALLS, 2 * MAX_CALLS + 1] {
+            let places: Vec<usize> = (0..count).collect();
+            let mut printed = Vec::new();
+            most.set(0);
+            explain_in_order(&places, &explain, |text| printed.push(text.to_owned())).await;
+            let expected: Vec<String> = places.iter().map(ToString::to_string).collect();
+            assert_eq!((printed, most.get()), (expected, count.min(MAX_CALLS)));
+        }
+    }
+
+    #[test]
+    fn end_of_a_power_order_is_remembered_until_another_one() {
+        let mut subject = Subject::new("1", "sim/a");
+        for is_pending in [true, false, false, true] {
+            let mut state = MachineState::default();
+            state.power.is_pending = is_pending;
+            let read = ReadObject { id: None, snapshot: Snapshot::Machine(state), document: None };
+            note_read(&mut subject, &read, Timestamp::UNIX_EPOCH);
+            assert_eq!(subject.is_over, !is_pending);
+        }
     }
 
     #[test]
@@ -306,14 +411,14 @@ mod tests {
         let mut subject = Subject::new("1", "sim/a");
         for (boot, at) in [("one", 1), ("two", 2)] {
             let now = Timestamp::from_timestamp(at, 0).unwrap();
-            note_first_read(&mut subject, &object(boot), now);
+            note_read(&mut subject, &object(boot), now);
         }
         let at = Timestamp::from_timestamp(1, 0).unwrap();
         assert_eq!(subject.first, Some(FirstReport { boot_id: Some("one".to_owned()), at }));
         let mut cluster = Subject::cluster("prod");
         for id in ["1", "2"] {
             let read = ReadObject { id: Some(id.to_owned()), snapshot: Snapshot::Absent, document: None };
-            note_first_read(&mut cluster, &read, at);
+            note_read(&mut cluster, &read, at);
         }
         assert_eq!(cluster.id.as_deref(), Some("1"));
     }

@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::cluster::state::ObservedCluster;
@@ -150,7 +149,7 @@ pub fn snapshots_to_delete(
 }
 
 /// A snapshot as the API and `shepherdctl` show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotView {
     /// UUID of the snapshot.
     pub id: String,

@@ -56,7 +56,7 @@ fn etcd_version(cluster: &ClusterIssueInputs) -> Option<Issue> {
         format!("on {names}{more}: {faults}"),
         None,
         "install a later etcd on one member after the other, in the steps of `shepherdctl explain versions#replacing-etcd`; if the package \
-         of your distribution has the corrections, nothing is to be done"
+         of your distribution has the corrections, do nothing"
             .to_owned(),
     ))
 }

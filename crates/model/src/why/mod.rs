@@ -17,8 +17,6 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
-
 use crate::facts::{MachineFacts, Recovery};
 use crate::healing::healed_at;
 use crate::humanize::{relative_and_absolute_time, relative_time};
@@ -39,10 +37,9 @@ pub mod recent;
 pub mod render;
 
 /// Explanation of a machine's state.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// Names of the machine.
-    #[serde(flatten)]
     pub name: MachineName,
     /// Its phase, by [`Phase::as_str`].
     pub phase: &'static str,
@@ -75,7 +72,7 @@ pub struct Explanation {
 }
 
 /// The next work of the access lane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextWork {
     /// Name of the process.
     pub process: &'static str,
@@ -86,7 +83,7 @@ pub struct NextWork {
 }
 
 /// A moment after which something else happens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadline {
     /// When the deadline passes.
     pub at: Timestamp,
@@ -95,7 +92,7 @@ pub struct Deadline {
 }
 
 /// A process that failed and waits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFailure {
     /// Name of the process.
     pub process: &'static str,
@@ -110,7 +107,7 @@ pub struct ProcessFailure {
 }
 
 /// A command, and when to use it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// The command, ready to be pasted.
     pub command: String,

@@ -6,8 +6,6 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::humanize::relative_time;
 use crate::machine_view::MachineView;
 use crate::phase::Phase;
@@ -22,7 +20,7 @@ const RECENT: Duration = Duration::from_hours(1);
 const SHUTDOWN: Duration = Duration::from_mins(1);
 
 /// A recovery that has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecentRecovery {
     /// When the machine was healthy again.
     pub ended_at: Timestamp,
@@ -39,7 +37,7 @@ impl RecentRecovery {
 }
 
 /// An order to reboot or switch a machine that was carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PowerSwitch {
     /// The order: `reboot`, `on`, `off` or `cycle`.
     pub kind: String,

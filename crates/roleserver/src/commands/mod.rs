@@ -7,6 +7,7 @@
 //! * [`run`][]: the agent and everything below it. `agent_event_handler` handles the events of the agent.
 //! * [`supervise`][]: restarts the agent where no init system does.
 //! * [`follow_authority`][]: another authority of the cluster after a theft, by a person.
+//! * [`hardware`][]: the hardware of this machine, for people and for programs.
 //! * [`status`][]: reads the state directory, and works without a running role server. [`pages`][]
 //!   are read from the running one ([`status_socket`](crate::status_socket)), and fail without it.
 //!
@@ -16,6 +17,7 @@
 mod agent_event_handler;
 pub mod enroll;
 pub mod follow_authority;
+pub mod hardware;
 pub mod pages;
 pub mod run;
 pub mod status;

@@ -12,6 +12,7 @@ use crate::api::stream_limits::StreamLimits;
 use crate::api::validate::single_line;
 use bmdb::connection::Bmdb;
 use bmdb::connection::read_pool::ReadPool;
+use bmdb::fleet::machine_names;
 use bmdb::machine::lookup::{LookupResult, find_machine};
 use bmdb::machine::scoped_lookup::find_in_scope;
 use model::access::AccessScope;
@@ -20,6 +21,8 @@ use model::signed_artefact::signing_configuration::SigningConfiguration;
 
 /// Longest name of a machine in a request, in characters.
 const MAX_NAME_CHARS: usize = 300;
+/// Most names that are looked up in one read: one that is no whole name is looked up alone, and a read may not take long.
+const MAX_NAMES_PER_READ: usize = 100;
 
 /// Context shared by all services; cheap to clone.
 #[derive(Clone)]
@@ -43,13 +46,7 @@ pub struct ApiContext {
 impl ApiContext {
     /// Finds the one machine that `text` names within the scope of the caller.
     pub async fn find_machine(&self, caller: &Caller, text: &str) -> Result<MachineName, Status> {
-        let text = single_line("machine", text, MAX_NAME_CHARS)?;
-        if text.is_empty() {
-            return Err(invalid_argument(
-                "machine",
-                "machine is empty; name one by its UUID, its provider's id, or PROVIDER/ID",
-            ));
-        }
+        let text = validate_name(text)?;
         let (wanted, scope) = (text.to_owned(), caller.scope().clone());
         let found = self
             .auth_pool
@@ -68,4 +65,38 @@ impl ApiContext {
             LookupResult::Unresolved(message) => Err(not_found("machine", text, message)),
         }
     }
+
+    /// Finds the machine that each of `names` names within the scope of the caller, in their order. Many names are read for
+    /// one list or one order, so this is a read as that of the list, and does not delay authentication.
+    pub async fn find_machines(
+        &self,
+        caller: &Caller,
+        names: &[String],
+    ) -> Result<Vec<LookupResult>, Status> {
+        let names: Vec<String> =
+            names.iter().map(|name| Ok(validate_name(name)?.to_owned())).collect::<Result<_, Status>>()?;
+        let mut found = Vec::with_capacity(names.len());
+        for names in names.chunks(MAX_NAMES_PER_READ) {
+            let read = self
+                .read_pool
+                .read_with((names.to_vec(), caller.scope().clone()), move |tx, (names, scope)| {
+                    Box::pin(machine_names::find_machines(tx, names, scope))
+                })
+                .await;
+            found.extend(read.map_err(bmdb_status)?);
+        }
+        Ok(found)
+    }
+}
+
+/// The name of a machine in a request, without white space around it.
+fn validate_name(text: &str) -> Result<&str, Status> {
+    let text = single_line("machine", text, MAX_NAME_CHARS)?;
+    if text.is_empty() {
+        return Err(invalid_argument(
+            "machine",
+            "machine is empty; name one by its UUID, its provider's id, or PROVIDER/ID",
+        ));
+    }
+    Ok(text)
 }

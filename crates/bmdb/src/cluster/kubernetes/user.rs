@@ -16,7 +16,7 @@ use crate::connection::{Bmdb, DbContext as _, database_now};
 #[cfg(feature = "sealing")]
 use crate::engine::named_lease::NamedLease;
 use crate::orders::approval::{append_approver, require_approval_of_rights};
-use crate::orders::order::{Order, OrderEffect, OrderResult};
+use crate::orders::order::{Expiry, Order, OrderEffect, OrderResult};
 use model::cluster::certificate_request::{CertificateRequest, SignedCertificate, check_holder};
 #[cfg(feature = "sealing")]
 use model::cluster::kubernetes_user::IssuedUserCertificate;
@@ -38,8 +38,8 @@ pub struct KubernetesUserRequest {
     pub holder: String,
     /// What the holder may do.
     pub access: KubernetesAccess,
-    /// How long it is valid, from its signature on.
-    pub lifetime: Span,
+    /// When the certificate expires. What remains when it is requested counts from its signature.
+    pub expiry: Expiry,
 }
 
 async fn read_users(tx: &mut PgConnection, cluster: Uuid) -> Result<Vec<KubernetesUser>, BmdbError> {
@@ -163,11 +163,14 @@ async fn request_user_in_tx(
 ) -> Result<OrderEffect, BmdbError> {
     check_public_key(&new.public_key).map_err(|reason| order_rejected("NO_KEY", reason))?;
     check_holder(&new.holder).map_err(|reason| order_rejected("NO_HOLDER", reason))?;
-    check_lifetime(new.lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let (cluster, _) = lock_cluster(tx, name).await?;
     require_kubernetes(tx, cluster, name).await?;
     let known = read_users(tx, cluster).await?;
     let now = database_now(tx).await?;
+    let lifetime = new.expiry.remaining(now);
+    let lifetime = lifetime
+        .map_err(|(reason, text)| order_rejected(reason, format!("no certificate is requested: {text}")))?;
+    check_lifetime(lifetime).map_err(|reason| order_rejected("NO_LIFETIME", reason))?;
     let old = admit_request(&known, &new.public_key, (name, "certificates for its API servers"), now)?;
     let granted = Order { target: describe_request(name, new), ..order.clone() };
     // This cluster, and no later one of its name.
@@ -187,20 +190,22 @@ async fn request_user_in_tx(
         new.public_key,
         new.holder,
         new.access.as_str(),
-        i64::try_from(new.lifetime.0.as_secs()).unwrap_or(i64::MAX),
+        i64::try_from(lifetime.0.as_secs()).unwrap_or(i64::MAX),
         order.actor.name
     )
     .execute(&mut *tx)
     .await
     .context(REQUESTING)?;
     let text = format!(
-        "signs a certificate for its API servers for {} ({}) as soon as its curators answer, valid for {}",
-        new.holder, new.access, new.lifetime
+        "signs a certificate for its API servers for {} ({}) as soon as its curators answer, valid {}",
+        new.holder,
+        new.access,
+        new.expiry.describe()
     );
     let text = append_approver(text, by.as_deref());
     let after = json!({
         "user": id, "holder": new.holder, "access": new.access.as_str(),
-        "public_key": hex::encode(&new.public_key), "lifetime": new.lifetime,
+        "public_key": hex::encode(&new.public_key), "lifetime": lifetime,
     });
     Ok(OrderEffect::changed(text, None, Some(after)))
 }
@@ -210,10 +215,10 @@ fn describe_request(cluster: &str, new: &KubernetesUserRequest) -> String {
     // The end of the key: its point on the curve. All keys of this kind begin alike.
     let point = new.public_key.get(SPKI_PREFIX.len()..).unwrap_or(&new.public_key);
     format!(
-        "{}: a certificate for its API servers with the access {}, valid for {}, with the key {}, of {}",
+        "{}: a certificate for its API servers with the access {}, valid {}, with the key {}, of {}",
         order_target(cluster),
         new.access,
-        new.lifetime,
+        new.expiry.describe(),
         hex::encode(point),
         new.holder
     )
@@ -229,7 +234,7 @@ mod tests {
             public_key: [&SPKI_PREFIX[..], &[4], &[7; 64]].concat(),
             holder: "kim".to_owned(),
             access: KubernetesAccess::Viewer,
-            lifetime: Span::hours(8),
+            expiry: Expiry::After(Span::hours(8)),
         };
         let expected = format!(
             "the cluster ams: a certificate for its API servers with the access viewer, valid for 8h, with the key \

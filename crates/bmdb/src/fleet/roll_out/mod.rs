@@ -34,7 +34,7 @@ pub mod transitions;
 const OPERATION: &str = "reading roll-outs";
 const ORDERING: &str = "ordering a roll-out";
 /// Ended roll-outs that are retained.
-const MAX_ENDED_ROLL_OUTS: i64 = 50;
+pub const MAX_ENDED_ROLL_OUTS: i64 = 50;
 
 /// The target of orders about roll-outs, for people.
 #[must_use]

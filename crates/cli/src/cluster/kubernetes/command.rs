@@ -1,12 +1,13 @@
 //! `cluster kubernetes set|remove|rotate`: change Kubernetes of a cluster.
 
-use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 
 use crate::cluster::kubernetes::patch::{KubernetesFlags, encode_patch, parse_patch};
 use crate::cluster::outcome::{format_response, send_final_order};
 use crate::context::CommandContext;
 use crate::error::CliError;
+use crate::one_of::one_of;
 use crate::order::confirmation::ConfirmFlag;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
@@ -95,7 +96,7 @@ pub struct RotateKubernetes {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Set of keys to replace; the new ones are trusted everywhere before they sign
-    #[arg(long, value_name = "WHAT", value_parser = PossibleValuesParser::new(KeyPurpose::ALL.map(KeyPurpose::as_str)))]
+    #[arg(long, value_name = "WHAT", value_parser = one_of(KeyPurpose::ALL.map(KeyPurpose::as_str)))]
     pub keys: String,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -130,7 +131,7 @@ async fn set_kubernetes(context: &CommandContext, args: &SetKubernetes) -> Resul
         ClusterKubernetesClient::new(service).set(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }
 
 async fn remove_kubernetes(context: &CommandContext, args: &RemoveKubernetes) -> Result<String, CliError> {
@@ -152,5 +153,5 @@ async fn rotate_keys(context: &CommandContext, args: &RotateKubernetes) -> Resul
         ClusterKubernetesClient::new(service).rotate(request).await
     };
     let response = send_order(context, &args.reason, give).await?;
-    format_response(context, &args.name, response)
+    format_response(context, &args.name, &response)
 }

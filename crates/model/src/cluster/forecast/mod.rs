@@ -11,8 +11,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::cluster::kubernetes::{CuratorKubernetes, ObservedKubernetes};
 use crate::cluster::node_address::NodeAddresses;
 use crate::cluster::plan::step::ClusterPlanStep;
@@ -42,8 +40,7 @@ pub const ASSUMPTIONS: [&str; 5] = [
 const MAX_STEPS: usize = 2_000;
 
 /// How a forecast ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForecastEnd {
     /// The cluster is as its spec demands.
     Converged,
@@ -72,7 +69,7 @@ impl ForecastEnd {
 }
 
 /// One step of a forecast.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForecastStep {
     /// UUID of the machine that the step is about; `None` if it is about the cluster.
     pub machine: Option<String>,
@@ -83,7 +80,7 @@ pub struct ForecastStep {
 }
 
 /// The forecast of one cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// The moment at which the forecast begins.
     pub at: Timestamp,

@@ -8,6 +8,7 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
+use crate::api::pagination;
 use bmdb::orders::approval::{ApprovalRecord, RPC, list_approvals};
 use model::two_person_rule::Principal;
 use proto::fleet::v1;
@@ -23,13 +24,32 @@ pub struct ApprovalsService {
 impl Approvals for ApprovalsService {
     async fn list(
         &self,
-        _: Request<v1::ListApprovalsRequest>,
+        request: Request<v1::ListApprovalsRequest>,
     ) -> Result<Response<v1::ListApprovalsResponse>, Status> {
-        let look = self.context.read_pool.read(|tx| Box::pin(async move { list_approvals(tx).await }));
-        let (found, now) = look.await.map_err(bmdb_status)?;
+        let body = request.into_inner();
+        let size = pagination::parse_page_size(body.page_size, 100, "page_size")?;
+        let after = match pagination::decode_page_token("approvals", &body.page_token)? {
+            None => None,
+            Some(place) => Some(
+                pagination::parse_time_cursor(&place)
+                    .ok_or_else(|| pagination::invalid_page_token("approvals"))?,
+            ),
+        };
+        let look = self
+            .context
+            .read_pool
+            .read(move |tx| Box::pin(async move { list_approvals(tx, after, size + 1).await }));
+        let (mut found, now) = look.await.map_err(bmdb_status)?;
+        let more = pagination::drop_surplus(&mut found, size);
+        let next = found
+            .last()
+            .filter(|_| more)
+            .map(|last| pagination::encode_time_cursor(last.requested_at, last.approval_id));
         Ok(Response::new(v1::ListApprovalsResponse {
             approvals: found.into_iter().map(encode_approval).collect(),
             read_at: Some(encode_timestamp(now)),
+            next_page_token: next
+                .map_or_else(String::new, |place| pagination::encode_page_token("approvals", &place)),
         }))
     }
 

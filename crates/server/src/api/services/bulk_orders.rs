@@ -1,9 +1,11 @@
 //! gRPC service `BulkOrders`: one order for all machines of a selector, or for those that it names.
 
+use std::collections::HashSet;
+
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::api::api_error::{bmdb_status, invalid_argument};
+use crate::api::api_error::{bmdb_status, invalid_argument, not_found};
 use crate::api::caller::{Caller, caller_of};
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_machine_name;
@@ -14,9 +16,11 @@ use crate::api::services::order_fields::{
     parse_expiry_after, parse_expiry_at, parse_hold_scope, parse_label_order, parse_power_action,
     parse_priority_level,
 };
+use bmdb::machine::lookup::LookupResult;
 use bmdb::orders::bulk_orders::{BulkOrderResult, MachineOutcome, MachineSelection, NamedMachines, RPC};
 use bmdb::orders::machine_order::MachineOrder;
 use model::access::AccessRole;
+use model::order_limits::MAX_EXAMINED_MACHINES;
 use model::order_rules::{Confirmation, ConfirmationKind};
 use model::power_order::PowerOrderKind;
 use proto::fleet::v1;
@@ -57,8 +61,9 @@ impl BulkOrders for BulkOrdersService {
             named,
             scope: caller.scope().clone(),
             expected,
-            beyond_limits: body.override_limits,
+            beyond_limits: body.beyond_limits,
             is_admin: caller.role() >= AccessRole::Admin,
+            max_examined: MAX_EXAMINED_MACHINES,
         };
         let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
             .parse_unversioned(target.to_owned())?;
@@ -96,11 +101,12 @@ impl BulkOrdersService {
             return Ok(None);
         }
         validate_names(body)?;
-        let mut machines: Vec<Uuid> = Vec::new();
-        for name in &body.names {
-            let found = self.context.find_machine(caller, name).await?;
-            if !machines.contains(&found.machine) {
-                machines.push(found.machine);
+        let (mut machines, mut known): (Vec<Uuid>, HashSet<Uuid>) = (Vec::new(), HashSet::new());
+        for (name, found) in body.names.iter().zip(self.context.find_machines(caller, &body.names).await?) {
+            match found {
+                LookupResult::One(found) if known.insert(found.machine) => machines.push(found.machine),
+                LookupResult::One(_) => {}
+                LookupResult::Unresolved(message) => return Err(not_found("machine", name.trim(), message)),
             }
         }
         let must_be_counted = find_irreversible(&self.context, each, &machines).await?.is_some();

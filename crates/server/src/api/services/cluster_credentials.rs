@@ -6,11 +6,13 @@ use crate::api::api_error::{bmdb_status, invalid_argument};
 use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
+use crate::api::services::order_fields::{parse_expiry_at, parse_lifetime};
 use bmdb::cluster::credential::{ClusterCredentialRequest, list_cluster_credentials};
 use bmdb::cluster::lock::order_target;
+use bmdb::orders::order::Expiry;
 use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::credential::{ClusterCredential, check_lifetime};
-use model::time::{Span, Timestamp};
+use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_server::ClusterCredentials;
 
@@ -31,14 +33,14 @@ fn parse_credential_request(
         invalid_argument("public_key", "it has not 64 hexadecimal digits: a key of Ed25519")
     })?;
     check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;
-    let lifetime = match request.lifetime.as_str() {
-        "" => DEFAULT_LIFETIME,
-        text => text.parse::<Span>().map_err(|_| {
-            invalid_argument("lifetime", format!("{text:?} is not a duration; write for example 8h or 30d"))
-        })?,
+    let expiry = match &request.expiry {
+        None => Expiry::After(DEFAULT_LIFETIME),
+        Some(v1::issue_cluster_credential_request::Expiry::Lifetime(text)) => {
+            parse_lifetime(text, DEFAULT_LIFETIME, check_lifetime)?
+        }
+        Some(v1::issue_cluster_credential_request::Expiry::ExpiresAt(time)) => parse_expiry_at(*time)?,
     };
-    check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
-    Ok(ClusterCredentialRequest { public_key, holder: request.holder.clone(), lifetime })
+    Ok(ClusterCredentialRequest { public_key, holder: request.holder.clone(), expiry })
 }
 
 #[tonic::async_trait]

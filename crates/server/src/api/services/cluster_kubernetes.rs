@@ -8,17 +8,19 @@ use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::services::kubernetes_messages::{optional_line, parse_patch};
 use crate::api::services::order_confirmation::{confirm_dry_run, confirmation_by_name};
+use crate::api::services::order_fields::{parse_expiry_at, parse_lifetime};
 use bmdb::cluster::kubernetes::user::{KubernetesUserRequest, list_kubernetes_users};
 use bmdb::cluster::lock::order_target;
 use bmdb::cluster::upgrade::NewUpgrade;
 use bmdb::cluster::upgrade::orders::UpgradeChange;
+use bmdb::orders::order::Expiry;
 use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::kubernetes::KeyPurpose;
 use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
 use model::order_rules::REMOVE_KUBERNETES_RPC;
 use model::process::UnknownName;
-use model::time::{Span, Timestamp};
+use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetes;
 
@@ -47,14 +49,14 @@ fn parse_user_request(
     check_holder(&request.holder).map_err(|reason| invalid_argument("holder", reason))?;
     let access: KubernetesAccess =
         request.access.parse().map_err(|error: UnknownName| invalid_argument("access", error.to_string()))?;
-    let lifetime = match request.lifetime.as_str() {
-        "" => DEFAULT_LIFETIME,
-        text => text.parse::<Span>().map_err(|_| {
-            invalid_argument("lifetime", format!("{text:?} is not a duration; write for example 8h or 7d"))
-        })?,
+    let expiry = match &request.expiry {
+        None => Expiry::After(DEFAULT_LIFETIME),
+        Some(v1::issue_cluster_kubernetes_user_request::Expiry::Lifetime(text)) => {
+            parse_lifetime(text, DEFAULT_LIFETIME, check_lifetime)?
+        }
+        Some(v1::issue_cluster_kubernetes_user_request::Expiry::ExpiresAt(time)) => parse_expiry_at(*time)?,
     };
-    check_lifetime(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
-    Ok(KubernetesUserRequest { public_key, holder: request.holder.clone(), access, lifetime })
+    Ok(KubernetesUserRequest { public_key, holder: request.holder.clone(), access, expiry })
 }
 
 impl ClusterKubernetesService {
@@ -219,6 +221,7 @@ mod tests {
     use super::*;
 
     use model::cluster::certificate_request::{CertificateRequest, SignedCertificate};
+    use model::time::Span;
     use uuid::Uuid;
 
     #[test]

@@ -12,9 +12,13 @@ use crate::api::context::ApiContext;
 use crate::api::convert;
 use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use crate::api::pagination;
+use crate::api::services::order_fields::parse_expiry_at;
 use crate::api::validate::single_line;
 use bmdb::connection;
-use bmdb::orders::credential::{self, MAX_LIFETIME, NewAccessCredential, canonical_credential_name};
+use bmdb::orders::credential::{
+    self, LIFETIME_TOO_LONG, MAX_LIFETIME, NewAccessCredential, canonical_credential_name,
+};
+use bmdb::orders::order::Expiry;
 use model::access::AccessScope;
 use model::time::Span;
 use proto::fleet::v1;
@@ -117,9 +121,9 @@ fn order_target(new: &NewAccessCredential) -> String {
     if let Some(fingerprint) = new.certificate {
         let _ = write!(text, ", with the certificate {}", hex::encode(fingerprint));
     }
-    match new.expires_after {
+    match new.expiry {
         None => text.push_str(", without an end"),
-        Some(span) => _ = write!(text, ", valid for {span}"),
+        Some(expiry) => _ = write!(text, ", valid {}", expiry.describe()),
     }
     match &new.scope {
         AccessScope::Fleet => text.push_str(", for all machines"),
@@ -150,9 +154,12 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
             provider => providers.push(provider.to_owned()),
         }
     }
-    let expires_after = match request.expires_after.as_str() {
-        "" => None,
-        text => {
+    let expiry = match &request.expiry {
+        None => None,
+        Some(v1::create_credential_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
+        // An empty text is that of a client that sends each field.
+        Some(v1::create_credential_request::Expiry::ExpiresAfter(text)) if text.is_empty() => None,
+        Some(v1::create_credential_request::Expiry::ExpiresAfter(text)) => {
             let span: Span = text.parse().map_err(|_| {
                 invalid_argument(
                     "expires_after",
@@ -160,12 +167,9 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
                 )
             })?;
             if span > MAX_LIFETIME {
-                return Err(invalid_argument(
-                    "expires_after",
-                    "that is longer than ten years; omit it for no expiry",
-                ));
+                return Err(invalid_argument("expires_after", LIFETIME_TOO_LONG));
             }
-            Some(span)
+            Some(Expiry::After(span))
         }
     };
     let certificate = match request.certificate_sha256.as_str() {
@@ -185,7 +189,7 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
         name,
         role: parse_role(&request.role)?,
         scope: AccessScope::from_providers(providers),
-        expires_after,
+        expiry,
         certificate,
     })
 }
@@ -193,6 +197,10 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn after(span: &str) -> Option<v1::create_credential_request::Expiry> {
+        Some(v1::create_credential_request::Expiry::ExpiresAfter(span.into()))
+    }
 
     #[test]
     fn target_of_an_order_has_all_that_the_credential_grants() {
@@ -209,8 +217,18 @@ mod tests {
                 format!("credential with the role admin, without an end, {all}"),
             ),
             (
-                v1::CreateCredentialRequest { expires_after: "12h".into(), ..viewer.clone() },
+                v1::CreateCredentialRequest { expiry: after("12h"), ..viewer.clone() },
                 format!("credential with the role viewer, valid for 12h, {all}"),
+            ),
+            (
+                v1::CreateCredentialRequest {
+                    expiry: Some(v1::create_credential_request::Expiry::ExpiresAt(prost_types::Timestamp {
+                        seconds: 1_800_000_000,
+                        nanos: 0,
+                    })),
+                    ..viewer.clone()
+                },
+                format!("credential with the role viewer, valid until 2027-01-15T08:00:00+00:00, {all}"),
             ),
             (
                 v1::CreateCredentialRequest {
@@ -235,7 +253,7 @@ mod tests {
         let whole = v1::CreateCredentialRequest {
             name: "kim".into(),
             role: "viewer".into(),
-            expires_after: "90d".into(),
+            expiry: after("90d"),
             ..Default::default()
         };
         assert!(parse_credential_request(&whole).is_ok());
@@ -246,8 +264,8 @@ mod tests {
             ("role", v1::CreateCredentialRequest { role: "root".into(), ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec![String::new()], ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec!["a\0".into()], ..whole.clone() }),
-            ("expires_after", v1::CreateCredentialRequest { expires_after: "soon".into(), ..whole.clone() }),
-            ("expires_after", v1::CreateCredentialRequest { expires_after: "9999d".into(), ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expiry: after("soon"), ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expiry: after("9999d"), ..whole.clone() }),
             ("certificate_sha256", v1::CreateCredentialRequest { certificate_sha256: "ab".into(), ..whole }),
         ] {
             let status = parse_credential_request(&odd).unwrap_err();

@@ -13,6 +13,7 @@ use model::label::{Labels, check_label_key, check_label_value};
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
 use model::process::UnknownName;
+use model::time::Span;
 
 /// Most labels in one request.
 const MAX_LABELS: usize = 64;
@@ -45,7 +46,7 @@ pub(super) fn parse_priority_level(text: &str) -> Result<PriorityLevel, Status> 
     text.parse().map_err(|error: UnknownName| invalid_argument("level", error.to_string()))
 }
 
-/// Parses the time at which a hold, a priority or a pause ends.
+/// Parses the time at which a hold, a priority, a pause, a credential or a certificate ends.
 pub(super) fn parse_expiry_at(time: prost_types::Timestamp) -> Result<Expiry, Status> {
     let ends = decode_timestamp(time)
         .ok_or_else(|| invalid_argument("expires_at", "expires_at is no valid time"))?;
@@ -61,6 +62,22 @@ pub(super) fn parse_expiry_after(text: &str) -> Result<Expiry, Status> {
         )
     })?;
     Ok(Expiry::After(span))
+}
+
+/// Parses the lifetime of a certificate, which `check` accepts. An empty text is `default`.
+pub(super) fn parse_lifetime(
+    text: &str,
+    default: Span,
+    check: fn(Span) -> Result<(), String>,
+) -> Result<Expiry, Status> {
+    let lifetime = match text {
+        "" => default,
+        text => text.parse::<Span>().map_err(|_| {
+            invalid_argument("lifetime", format!("{text:?} is not a duration; write for example 8h or 7d"))
+        })?,
+    };
+    check(lifetime).map_err(|reason| invalid_argument("lifetime", reason))?;
+    Ok(Expiry::After(lifetime))
 }
 
 /// Builds an order that changes labels; an error if a label is invalid.

@@ -3,7 +3,7 @@
 //! A name that fits no machine, or several, does not end the call: the response has it with the reason, so that a caller
 //! gets what exists.
 
-use tonic::{Code, Status};
+use tonic::Status;
 use uuid::Uuid;
 
 use crate::api::api_error::{bmdb_status, invalid_argument};
@@ -12,6 +12,7 @@ use crate::api::context::ApiContext;
 use crate::api::convert::{self, encode_timestamp};
 use bmdb::connection;
 use bmdb::fleet::listing::{self, Filter};
+use bmdb::machine::lookup::LookupResult;
 use proto::fleet::v1;
 
 /// Most names of one request.
@@ -25,18 +26,17 @@ pub(super) async fn list_named_machines(
 ) -> Result<v1::ListMachinesResponse, Status> {
     validate_request(body)?;
     let (mut machines, mut unresolved): (Vec<Uuid>, Vec<v1::UnresolvedName>) = (Vec::new(), Vec::new());
-    for name in &body.names {
-        match context.find_machine(caller, name).await {
-            Ok(found) if machines.contains(&found.machine) => {}
-            Ok(found) => machines.push(found.machine),
-            Err(status) if status.code() == Code::NotFound => unresolved
-                .push(v1::UnresolvedName { name: name.clone(), message: status.message().to_owned() }),
-            Err(status) => return Err(status),
+    for (name, found) in body.names.iter().zip(context.find_machines(caller, &body.names).await?) {
+        match found {
+            LookupResult::One(found) => machines.push(found.machine),
+            LookupResult::Unresolved(message) => {
+                unresolved.push(v1::UnresolvedName { name: name.clone(), message });
+            }
         }
     }
-    let (mut listed, now) = context
+    let (listed, now) = context
         .read_pool
-        .read_with((caller.scope().clone(), machines.clone()), move |tx, (scope, machines)| {
+        .read_with((caller.scope().clone(), machines), move |tx, (scope, machines)| {
             Box::pin(async move {
                 let listed = listing::list_machines_by_id(tx, &Filter::default(), scope, machines).await?;
                 Ok((listed, connection::database_now(tx).await?))
@@ -44,7 +44,6 @@ pub(super) async fn list_named_machines(
         })
         .await
         .map_err(bmdb_status)?;
-    listed.sort_by_key(|one| machines.iter().position(|machine| *machine == one.summary.name.machine));
     Ok(v1::ListMachinesResponse {
         machines: listed.iter().map(convert::encode_machine).collect(),
         next_page_token: String::new(),

@@ -14,6 +14,7 @@ use crate::api::caller::caller_of;
 use crate::api::context::ApiContext;
 use crate::api::convert;
 use crate::api::pagination;
+use bmdb::connection::database_now;
 use bmdb::machine::history::{self, HistoryCursor};
 use bmdb::machine::lookup::machine_id;
 use bmdb::machine::timeline::{TimelinePage, TimelinePosition, read_timeline_page};
@@ -43,54 +44,66 @@ pub(super) async fn list_timeline(
     if body.without_routine {
         let after = parse_token(FOLDED_EVENTS, &body.page_token, parse_position)?;
         let name = context.find_machine(&caller, &body.machine).await?;
-        let page = read_folded_page(context, machine_id(&name), after, limit).await?;
+        let (page, now) = read_folded_page(context, machine_id(&name), after, limit).await?;
         let next = page.next.map(|next| pagination::encode_page_token(FOLDED_EVENTS, &encode_position(next)));
         let events = page.lines.into_iter().map(convert::encode_timeline_line).collect();
-        return Ok(encode_page(&name, events, next));
+        return Ok(encode_page(&name, events, next, now));
     }
     let after = parse_token(EVENTS, &body.page_token, parse_cursor)?;
     let name = context.find_machine(&caller, &body.machine).await?;
-    let (events, next) = read_page(context, machine_id(&name), after, limit).await?;
+    let (events, next, now) = read_page(context, machine_id(&name), after, limit).await?;
     let next = next.map(|next| pagination::encode_page_token(EVENTS, &encode_cursor(next)));
-    Ok(encode_page(&name, events.into_iter().map(convert::encode_event).collect(), next))
+    Ok(encode_page(&name, events.into_iter().map(convert::encode_event).collect(), next, now))
 }
 
-/// A page of all events, and where the next one begins.
+/// A page of all events, where the next one begins, and when it was read.
 async fn read_page(
     context: &ApiContext,
     machine: MachineId,
     after: Option<HistoryCursor>,
     limit: i64,
-) -> Result<(Vec<HistoryEntry>, Option<HistoryCursor>), Status> {
-    let read = context
-        .read_pool
-        .read(move |tx| Box::pin(async move { history::list_history(tx, machine, after, limit + 1).await }));
-    let mut events = read.await.map_err(bmdb_status)?;
+) -> Result<(Vec<HistoryEntry>, Option<HistoryCursor>, Timestamp), Status> {
+    let read = context.read_pool.read(move |tx| {
+        Box::pin(async move {
+            let events = history::list_history(tx, machine, after, limit + 1).await?;
+            Ok((events, database_now(tx).await?))
+        })
+    });
+    let (mut events, now) = read.await.map_err(bmdb_status)?;
     let more = pagination::drop_surplus(&mut events, limit);
     let next = HistoryCursor::after(after, &events).filter(|_| more);
-    Ok((events, next))
+    Ok((events, next, now))
 }
 
-/// A page with folded routine.
+/// A page with folded routine, and when it was read.
 async fn read_folded_page(
     context: &ApiContext,
     machine: MachineId,
     after: Option<TimelinePosition>,
     limit: i64,
-) -> Result<TimelinePage, Status> {
+) -> Result<(TimelinePage, Timestamp), Status> {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let read = context
-        .read_pool
-        .read(move |tx| Box::pin(async move { read_timeline_page(tx, machine, after, limit).await }));
+    let read = context.read_pool.read(move |tx| {
+        Box::pin(async move {
+            let page = read_timeline_page(tx, machine, after, limit).await?;
+            Ok((page, database_now(tx).await?))
+        })
+    });
     read.await.map_err(bmdb_status)
 }
 
-fn encode_page(name: &MachineName, events: Vec<v1::Event>, next: Option<String>) -> v1::TimelineResponse {
+fn encode_page(
+    name: &MachineName,
+    events: Vec<v1::Event>,
+    next: Option<String>,
+    now: Timestamp,
+) -> v1::TimelineResponse {
     v1::TimelineResponse {
         name: Some(convert::encode_machine_name(name)),
         events,
         more: next.is_some(),
         next_page_token: next.unwrap_or_default(),
+        read_at: Some(convert::encode_timestamp(now)),
     }
 }
 

@@ -1,15 +1,23 @@
-//! Format a hardware report as text, one line per item, in the order of the report.
+//! A hardware report for people: one line per item, in the order of the report.
+//!
+//! `shepherdctl describe machine` and `roleserver hardware` print these lines. Memory is in binary units, and disks are in
+//! decimal ones, as they are sold.
 
 use prost::Message as _;
 
-use model::byte_size::{ByteSize, DiskSize};
+use crate::byte_size::{ByteSize, DiskSize};
 use proto::hardware::v1::block_device::Protocol;
 use proto::hardware::v1::cpu::Architecture;
 use proto::hardware::v1::{BlockDevice, Cpu, EfiSupport, HardwareReport, NetworkInterface};
 
-/// Label and text of each line; an error if the report cannot be decoded.
+/// Label and text of each line of an encoded report; an error if it cannot be decoded.
 pub fn describe_report(bytes: &[u8]) -> Result<Vec<(String, String)>, prost::DecodeError> {
-    let report = HardwareReport::decode(bytes)?;
+    Ok(describe_hardware(&HardwareReport::decode(bytes)?))
+}
+
+/// Label and text of each line.
+#[must_use]
+pub fn describe_hardware(report: &HardwareReport) -> Vec<(String, String)> {
     let mut lines = vec![
         ("system".to_owned(), join_known(&[&report.manufacturer, &report.product])),
         ("serial".to_owned(), or_unknown(&report.serial_number)),
@@ -35,8 +43,8 @@ pub fn describe_report(bytes: &[u8]) -> Result<Vec<(String, String)>, prost::Dec
     lines.extend(
         report.network_interfaces.iter().map(|found| ("network".to_owned(), format_interface(found))),
     );
-    lines.extend(report.warnings.into_iter().map(|warning| ("warning".to_owned(), warning)));
-    Ok(lines)
+    lines.extend(report.warnings.iter().map(|warning| ("warning".to_owned(), warning.clone())));
+    lines
 }
 
 fn format_efi(support: EfiSupport) -> String {
