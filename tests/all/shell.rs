@@ -1,12 +1,19 @@
 //! Shell completions and manual pages of `shepherdctl`: run in a shell, and read from the pages.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use shepherd::cli::completions::complete_line;
+use shepherd::cli::completions::names::NameEnvironment;
+use shepherd::cli::completions::shell::CompletionShell;
+use shepherd::cli::completions::words::CompletionRequest;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::program::Place;
+use crate::harness::shell_completion::{installed_shells, offered};
 
 fn shepherdctl(arguments: &[&str]) -> Result<Output> {
     // No database and no context: none of these commands calls a fleet.
@@ -42,27 +49,6 @@ fn all_commands() -> Result<Vec<Vec<String>>> {
         next += 1;
     }
     Ok(found)
-}
-
-/// The words that bash offers in the place of the last word.
-fn offered(place: &Place, words: &[&str]) -> Result<BTreeSet<String>> {
-    let script = place.write("completions", &read_stdout(&["completions", "bash"])?)?;
-    let ask = r#"
-        source "$1"; shift
-        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
-        spec=$(complete -p shepherdctl)
-        [[ $spec =~ -F\ ([^ ]+) ]]
-        "${BASH_REMATCH[1]}" shepherdctl "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
-        printf '%s\n' "${COMPREPLY[@]}"
-    "#;
-    let output = Command::new("bash")
-        .args(["--norc", "--noprofile", "-c", ask, "bash"])
-        .arg(script)
-        .args(words)
-        .stdin(Stdio::null())
-        .output()?;
-    ensure!(output.status.success() && output.stderr.is_empty(), "{words:?}: {output:?}");
-    Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
 /// The commands of `shepherdctl` that use a context's API, show the contexts, or explain something.
@@ -192,41 +178,87 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
 }
 
 #[test]
-fn bash_completes_what_is_typed() -> TestResult {
+fn shells_complete_what_is_typed() -> TestResult {
     let place = Place::new()?;
-    for (words, expected) in [
-        (&["shepherdctl", "wh"][..], &["whoami", "why"][..]),
-        (&["shepherdctl", "get", "mach"], &["machine", "machines"]),
-        (&["shepherdctl", "get", "machines", "--ph"], &["--phase"]),
-        (&["shepherdctl", "get", "machines", "--phase", "Needs"], &["NeedsHuman"]),
-        (&["shepherdctl", "completions", "f"], &["fish"]),
-        (&["shepherdctl", "nothing-begins-so"], &[]),
-    ] {
-        let offered = offered(&place, words)?;
-        let expected: BTreeSet<String> = expected.iter().map(|word| (*word).to_owned()).collect();
-        assert_eq!(offered, expected, "{words:?}");
+    let home = place.path("home");
+    for shell in installed_shells() {
+        for (words, expected) in [
+            (&["shepherdctl", "wh"][..], &["whoami", "why"][..]),
+            (&["shepherdctl", "get", "mach"], &["machines"]),
+            (&["shepherdctl", "describe", "mach"], &["machine"]),
+            (&["shepherdctl", "get", "machines", "--ph"], &["--phase"]),
+            (&["shepherdctl", "get", "machines", "--no-h"], &["--no-headers"]),
+            (&["shepherdctl", "get", "machines", "--no_h"], &["--no_headers"]),
+            (&["shepherdctl", "get", "machines", "--phase", "Needs"], &["NeedsHuman"]),
+            (&["shepherdctl", "get", "machines", "-o", "ya"], &["yaml"]),
+            (&["shepherdctl", "completions", "f"], &["fish"]),
+            (&["shepherdctl", "nothing-begins-so"], &[]),
+            // There is no context, so there are no names.
+            (&["shepherdctl", "why", ""], &[]),
+            (&["shepherdctl", "contexts", "use", ""], &[]),
+        ] {
+            let expected: BTreeSet<String> = expected.iter().map(|word| (*word).to_owned()).collect();
+            assert_eq!(offered(shell, &home, words)?, expected, "{shell}: {words:?}");
+        }
+        let first = offered(shell, &home, &["shepherdctl", ""])?;
+        for command in commands_in(&read_stdout(&["-h"])?) {
+            assert!(first.contains(&command), "{shell}: {command} is not offered: {first:?}");
+        }
     }
-    let first = offered(&place, &["shepherdctl", ""])?;
-    for command in commands_in(&read_stdout(&["-h"])?) {
-        assert!(first.contains(&command), "{command} is not offered: {first:?}");
+    // Bash makes words of the equals sign.
+    let split = ["shepherdctl", "get", "machines", "--phase", "=", "Needs"];
+    assert_eq!(offered("bash", &home, &split)?, BTreeSet::from(["NeedsHuman".to_owned()]));
+    Ok(())
+}
+
+#[test]
+fn every_command_is_completed() -> TestResult {
+    let commands = all_commands()?;
+    assert!(commands.len() > 20, "{commands:?}");
+    for path in commands.iter().filter(|path| !path.is_empty()) {
+        let arguments =
+            ["shepherdctl", "--", "shepherdctl"].into_iter().chain(path.iter().map(String::as_str));
+        let arguments = arguments.map(OsString::from);
+        let request = CompletionRequest::from_arguments(CompletionShell::Bash, arguments, None, None)
+            .context("a request")?;
+        let nothing = NameEnvironment::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let text = runtime.block_on(complete_line(&request, &nothing, Duration::ZERO));
+        let last = path.last().context("a command")?;
+        assert!(text.lines().any(|word| word == last), "{path:?}: {text}");
     }
     Ok(())
 }
 
 #[test]
-fn every_shell_completes_every_command() -> TestResult {
-    let commands = all_commands()?;
-    assert!(commands.len() > 20, "{commands:?}");
+fn script_is_printed_for_each_shell() -> TestResult {
     for shell in ["bash", "zsh", "fish"] {
         let script = read_stdout(&["completions", shell])?;
-        for word in commands.iter().filter_map(|path| path.last()) {
-            assert!(script.contains(word.as_str()), "the completions of {shell} lack {word}");
-        }
+        assert!(script.contains("COMPLETE=") && script.lines().count() < 60, "{shell}: {script}");
     }
     // As kubectl has it.
     assert_eq!(read_stdout(&["completion", "bash"])?, read_stdout(&["completions", "bash"])?);
     let wrong = shepherdctl(&["completions", "csh"])?;
     assert_eq!(wrong.status.code(), Some(2));
+    Ok(())
+}
+
+#[test]
+fn variable_of_completion_changes_no_command() -> TestResult {
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
+        command.args(arguments).env_clear().env("COMPLETE", "bash").stdin(Stdio::null()).output()
+    };
+    let options = run(&["options"])?;
+    assert_eq!(String::from_utf8(options.stdout)?, read_stdout(&["options"])?);
+    let order = run(&["hold", "sim-0007", "--reason", "a disk"])?;
+    assert_eq!(
+        (order.status.code(), order.stdout.len()),
+        (Some(2), 0),
+        "no order is reported as done: {order:?}"
+    );
+    let completed = run(&["--", "shepherdctl", "opt"])?;
+    assert_eq!((completed.status.code(), &*completed.stdout), (Some(0), &b"options"[..]));
     Ok(())
 }
 

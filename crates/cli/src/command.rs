@@ -12,6 +12,7 @@ use crate::artefacts::ArtefactsCommand;
 use crate::audit::{AUDIT_EXAMPLES, AuditArgs};
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
+use crate::completions::shell::CompletionShell;
 use crate::contexts::{CONTEXTS_EXAMPLES, ContextsArgs};
 use crate::debug::DebugCommand;
 use crate::declare_restored::DeclareCommand;
@@ -181,7 +182,10 @@ pub enum Command {
 Examples:
   shepherdctl completions bash >/etc/bash_completion.d/shepherdctl
   shepherdctl completions zsh >\"${fpath[1]}/_shepherdctl\"
-  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish"
+  shepherdctl completions fish >~/.config/fish/completions/shepherdctl.fish
+
+The script asks this program for commands, flags and names. Names come from the API of the context, if it
+answers within 300 ms; otherwise there are none."
     )]
     Completions(CompletionsArgs),
     /// Write man pages: one for each command, and those of the other programs
@@ -194,7 +198,7 @@ Examples:
 pub struct CompletionsArgs {
     /// Shell that runs the script, for example bash
     #[arg(value_name = "SHELL", value_enum, ignore_case = true)]
-    pub shell: clap_complete::Shell,
+    pub shell: CompletionShell,
 }
 
 const MANUAL_EXAMPLES: &str = "\
@@ -364,7 +368,7 @@ pub fn grammar() -> clap::Command {
     add_pointer(command)
 }
 
-/// The grammar in which no flag is hidden, for what completes words and for the manual.
+/// The grammar in which no flag is hidden, for completion and for the manual.
 #[must_use]
 pub fn whole_grammar() -> clap::Command {
     // Help is wrapped when it is printed, once.

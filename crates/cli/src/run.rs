@@ -12,7 +12,8 @@ use crate::client::contexts::{Contexts, contexts_path};
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::command::ClusterCommand;
 use crate::command::{Cli, Command, FleetCommand, global_flags_help, grammar};
-use crate::completions::completion_script;
+use crate::completions::answer_completion;
+use crate::completions::words::CompletionRequest;
 use crate::context::{CommandContext, OrderFlags};
 use crate::contexts::{ContextsArgs, change_contexts, list_contexts};
 use crate::dispatch::run_fleet_command;
@@ -59,13 +60,17 @@ struct ExplicitFlags {
     context: bool,
 }
 
-/// Runs the command of this process's arguments. A plain function, so that the program compiles no generic code itself.
+/// Runs the command of this process's arguments, or completes a line for a shell. A plain function, so that the program
+/// compiles no generic code itself.
 /// `others` are the programs that are built with this one, for the pages of the manual.
 #[must_use]
 pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
     hardening::protect_process("shepherdctl");
     // One provider of cryptography in the process, for clients that use the default one.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    if let Some(request) = CompletionRequest::of_process() {
+        return answer_completion(&request);
+    }
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => ExitCode::from(runtime.block_on(run(std::env::args_os(), others))),
         Err(error) => {
@@ -175,7 +180,7 @@ async fn run_command(
             return explain_topic(args, &cli.output, terminal_width()).map(|text| (text, 0));
         }
         Command::Version(args) => return run_version_command(cli, flags, args).await,
-        Command::Completions(of) => return Ok((completion_script(of.shell), 0)),
+        Command::Completions(of) => return Ok((of.shell.registration_script(), 0)),
         Command::Manual(into) => {
             return write_man_pages(&into.directory, &others()).map(|text| (text, 0));
         }

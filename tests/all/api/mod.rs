@@ -35,6 +35,7 @@ mod approvals;
 mod artefacts;
 mod bundle;
 mod command_line;
+mod completion;
 mod confirmations;
 mod crowd;
 mod documents;

@@ -12,6 +12,7 @@ pub(crate) mod promtool;
 pub(crate) mod rack;
 pub(crate) mod screen;
 pub(crate) mod seeds;
+pub(crate) mod shell_completion;
 pub(crate) mod small_etcd;
 pub(crate) mod terminal;
 

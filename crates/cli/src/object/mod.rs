@@ -21,6 +21,6 @@ pub mod kind;
 pub mod list;
 pub mod page;
 pub(crate) mod resolve;
-mod sort;
+pub mod sort;
 pub mod watch;
 pub mod watch_table;
