@@ -105,9 +105,11 @@ impl ApiFixture {
         // shepherdctl refuses a token that others can read.
         fs::set_permissions(&token, Permissions::from_mode(0o600))?;
         let context = format!(
-            "current = \"bench\"\n[contexts.bench]\nservers = [\"{}\"]\nca_certificate_path = {authority:?}\n\
-             token_path = {token:?}\n",
-            self.server.local_addr
+            "current = \"bench\"\n[contexts.bench]\nservers = [\"{}\"]\nca_certificate_path = \"{}\"\n\
+             token_path = \"{}\"\n",
+            self.server.local_addr,
+            authority.display(),
+            token.display()
         );
         Ok(fs::write(directory.join("contexts.toml"), context)?)
     }

@@ -270,7 +270,6 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let made = kim.json(&["tokens", "create", "lee", "--role", "viewer", "--reason", "lee is new"])?;
     let lees = made["token"].as_str().context("a token")?.to_owned();
     assert_eq!(api.call(Some(&lees), "Machines/List", serde_json::json!({})).await?.code, 200);
-    let id = made["credential"]["credentialId"].as_str().context("an id")?.to_owned();
     assert!(
         kim.ask(&["tokens", "revoke", "lee", "--reason", "lee left"])?
             .contains("is good for nothing any more")
@@ -289,7 +288,7 @@ async fn token_is_revoked_by_what_the_list_prints() -> TestResult {
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
     let create = |name: &'static str| ["tokens", "create", name, "--role", "viewer", "--reason", "is new"];
-    let id = kim.json(&create("lee"))?["credential"].as_str().context("an id")?.to_owned();
+    let id = kim.json(&create("lee"))?["credential"]["credentialId"].as_str().context("an id")?.to_owned();
     let unknown = kim.command(&["tokens", "revoke", "lea", "--reason", "lee left"]).output()?;
     assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
     let sentence = String::from_utf8(unknown.stderr)?;

@@ -170,10 +170,13 @@ const SIGNED: (&str, &str) =
 /// An identifier of nothing.
 const REVOKE_NOTHING: &str = "tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10";
 
+/// Statements that prepare two machines, and commands about them with their exit codes.
+type SeveralRow = (&'static [&'static str], &'static [(&'static str, i32)]);
+
 /// Orders about several machines: statements that prepare two machines, `$1` and `$2`, and then commands about them, each
 /// with its exit code. `MACHINE` and `OTHER` take their places. A dry run exits as the order would, also one that comes
 /// before an order that somebody has to confirm.
-pub(super) const SEVERAL: &[(&[&str], &[(&str, i32)])] = &[
+pub(super) const SEVERAL: &[SeveralRow] = &[
     (
         NOTHING,
         &[

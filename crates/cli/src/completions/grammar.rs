@@ -60,7 +60,8 @@ pub(super) fn complete_words(words: &[String]) -> (Vec<Candidate>, Option<NameQu
     let directory = std::env::current_dir().ok();
     let found = complete(&mut grammar, arguments, words.len() - 1, directory.as_deref());
     // An error means that nothing fits.
-    let candidates = found.unwrap_or_default().into_iter().filter_map(decode_candidate);
+    let found = found.unwrap_or_default();
+    let candidates = found.iter().filter_map(decode_candidate);
     let is_wanted = |candidate: &Candidate| !last.is_empty() || !candidate.word.starts_with('-');
     // The engine takes a flag that is begun for a name, too.
     let query = recorder.take().filter(|query| !query.prefix.starts_with('-'));
@@ -68,7 +69,7 @@ pub(super) fn complete_words(words: &[String]) -> (Vec<Candidate>, Option<NameQu
 }
 
 /// A candidate of the engine. One that is not UTF-8, such as the name of a file, cannot be offered.
-fn decode_candidate(candidate: CompletionCandidate) -> Option<Candidate> {
+fn decode_candidate(candidate: &CompletionCandidate) -> Option<Candidate> {
     let word = candidate.get_value().to_str()?.to_owned();
     let help = candidate.get_help().map(ToString::to_string);
     Some(Candidate { word, help: help.and_then(|help| help.lines().next().map(str::to_owned)) })
@@ -99,18 +100,7 @@ fn prepare_arg(arg: Arg, path: &[&str], recorder: &QueryRecorder) -> Arg {
             words.map(|word| CompletionCandidate::new(*word)).collect::<Vec<_>>()
         }));
     }
-    if arg.is_ignore_case_set() { ignore_case(arg) } else { arg }
-}
-
-/// Offers an enumerated value also where it is typed in another case, as the parser takes it.
-fn ignore_case(arg: Arg) -> Arg {
-    let values: Vec<String> =
-        arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
-    arg.add(ArgValueCompleter::new(move |typed: &OsStr| {
-        let typed = typed.to_string_lossy().to_lowercase();
-        let values = values.iter().filter(|value| value.to_lowercase().starts_with(&typed));
-        values.map(CompletionCandidate::new).collect::<Vec<_>>()
-    }))
+    arg
 }
 
 /// Names a flag with dashes, and makes every other spelling of it an alias.
@@ -204,7 +194,6 @@ mod tests {
             ("shepherdctl hold m --dry_", &["--dry_run"]),
             ("shepherdctl get machines --bmdb-u", &["--bmdb-url"]),
             ("shepherdctl get machines --phase Needs", &["NeedsHuman"]),
-            ("shepherdctl get machines --phase needs", &["NeedsHuman"]),
             ("shepherdctl get machines -o w", &["wide"]),
             ("shepherdctl --output js", &["json", "jsonpath="]),
             ("shepherdctl wait machines m --for he", &["healthy"]),
@@ -282,6 +271,7 @@ mod tests {
             "cluster create name",
             "cluster credentials revoke credential",
             "cluster undeclare role",
+            "describe policy name",
             "explain topic",
             "logs log",
             "tokens create name",

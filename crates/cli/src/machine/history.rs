@@ -107,7 +107,7 @@ mod tests {
         };
         let fold = RoutineFold { first_at, last_at, work_items: 11, lines: 22 };
         for (line, age, moment) in [
-            (TimelineLine::Event(entry), "3m", "2026-03-02T06:37:00.124+00:00"),
+            (TimelineLine::Event(entry), "2m59s", "2026-03-02T06:37:00.124+00:00"),
             (TimelineLine::Routine(fold), "5h51m", "2026-03-02T00:48:00.560+00:00"),
         ] {
             let row = timeline_row(&line, now);

@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn names_are_bounded() {
-        let lines = |count: usize| (0..count).map(|number| format!("sim/m{number}\n")).collect::<String>();
+        let lines =
+            |count: usize| (0..count).map(|number| format!("sim/m{number}\n")).collect::<Vec<_>>().concat();
         assert_eq!(expanded(&["-"], &lines(MAX_NAMES)).unwrap().len(), MAX_NAMES);
         // The same names again are no more machines.
         assert_eq!(expanded(&["-", "sim/m7"], &lines(MAX_NAMES)).unwrap().len(), MAX_NAMES);

@@ -64,32 +64,39 @@ pub fn screen_lines(
     // The last of them counts most.
     bottom.drain(..bottom.len().saturating_sub(size.rows));
     let rows = size.rows.saturating_sub(bottom.len());
-    let mut lines: Vec<Line<'static>> = match state.open_text(data, size.columns) {
-        Some(text) => {
-            let first = state.scroll.min(text.len().saturating_sub(rows));
-            text.into_iter().skip(first).map(|line| theme.severity_line(line)).collect()
-        }
-        None => {
-            let heading =
-                data.summary().map_or_else(|| format!("asking {}…", status.backend_name), page_heading);
-            let mut lines = vec![Line::styled(heading, BOLD)];
-            match (state.view, data.summary()) {
-                (TopView::Overview, Some(view)) => {
-                    lines.extend(overview_lines(view, theme, size.columns, rows));
-                }
-                (TopView::Overview, None) => {}
-                (TopView::Machines | TopView::Clusters, _) => {
-                    let list_size = ScreenSize { rows: rows.saturating_sub(lines.len()), ..size };
-                    lines.extend(list_lines(state, data, theme, list_size));
-                }
-            }
-            lines
-        }
+    let mut lines: Vec<Line<'static>> = if let Some(text) = state.open_text(data, size.columns) {
+        let first = state.scroll.min(text.len().saturating_sub(rows));
+        text.into_iter().skip(first).map(|line| theme.severity_line(line)).collect()
+    } else {
+        page_lines(state, data, status, theme, ScreenSize { rows, ..size })
     };
     lines.truncate(rows);
     lines.resize(rows, Line::default());
     lines.extend(bottom);
     lines.into_iter().map(|line| fit_line(line, size.columns)).collect()
+}
+
+/// The heading of a page and what fits below it.
+fn page_lines(
+    state: &TopState,
+    data: &TopData,
+    status: &FetchStatus,
+    theme: Theme,
+    size: ScreenSize,
+) -> Vec<Line<'static>> {
+    let heading = data.summary().map_or_else(|| format!("asking {}…", status.backend_name), page_heading);
+    let mut lines = vec![Line::styled(heading, BOLD)];
+    match (state.view, data.summary()) {
+        (TopView::Overview, Some(view)) => {
+            lines.extend(overview_lines(view, theme, size.columns, size.rows));
+        }
+        (TopView::Overview, None) => {}
+        (TopView::Machines | TopView::Clusters, _) => {
+            let list_size = ScreenSize { rows: size.rows.saturating_sub(lines.len()), ..size };
+            lines.extend(list_lines(state, data, theme, list_size));
+        }
+    }
+    lines
 }
 
 /// The last lines: a message or a problem, and what is being typed; otherwise the keys.

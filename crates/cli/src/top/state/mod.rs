@@ -302,14 +302,13 @@ fn move_in_page(state: &mut TopState, key: Key, data: &TopData) {
         Key::Tab => state.view = state.view.next(),
         // The one before is the second after, because there are three.
         Key::BackTab => state.view = state.view.next().next(),
-        Key::Char('1') => state.view = TopView::Overview,
         Key::Char('2') => state.view = TopView::Machines,
         Key::Char('3') => state.view = TopView::Clusters,
         Key::Char('/') => state.input = Some(state.selector.clone()),
         Key::Escape if state.view == TopView::Machines && !state.selector.is_empty() => {
             state.filter_machines(String::new());
         }
-        Key::Escape => state.view = TopView::Overview,
+        Key::Char('1') | Key::Escape => state.view = TopView::Overview,
         Key::Enter if state.view == TopView::Overview => state.view = TopView::Machines,
         _ => {
             if let Some(list) = data.list(&state.request()) {

@@ -198,8 +198,8 @@ fn parse_credential_request(request: &v1::CreateCredentialRequest) -> Result<New
 mod tests {
     use super::*;
 
-    fn after(span: &str) -> Option<v1::create_credential_request::Expiry> {
-        Some(v1::create_credential_request::Expiry::ExpiresAfter(span.into()))
+    fn after(span: &str) -> v1::create_credential_request::Expiry {
+        v1::create_credential_request::Expiry::ExpiresAfter(span.into())
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
                 format!("credential with the role admin, without an end, {all}"),
             ),
             (
-                v1::CreateCredentialRequest { expiry: after("12h"), ..viewer.clone() },
+                v1::CreateCredentialRequest { expiry: Some(after("12h")), ..viewer.clone() },
                 format!("credential with the role viewer, valid for 12h, {all}"),
             ),
             (
@@ -253,7 +253,7 @@ mod tests {
         let whole = v1::CreateCredentialRequest {
             name: "kim".into(),
             role: "viewer".into(),
-            expiry: after("90d"),
+            expiry: Some(after("90d")),
             ..Default::default()
         };
         assert!(parse_credential_request(&whole).is_ok());
@@ -264,8 +264,8 @@ mod tests {
             ("role", v1::CreateCredentialRequest { role: "root".into(), ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec![String::new()], ..whole.clone() }),
             ("providers", v1::CreateCredentialRequest { providers: vec!["a\0".into()], ..whole.clone() }),
-            ("expires_after", v1::CreateCredentialRequest { expiry: after("soon"), ..whole.clone() }),
-            ("expires_after", v1::CreateCredentialRequest { expiry: after("9999d"), ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expiry: Some(after("soon")), ..whole.clone() }),
+            ("expires_after", v1::CreateCredentialRequest { expiry: Some(after("9999d")), ..whole.clone() }),
             ("certificate_sha256", v1::CreateCredentialRequest { certificate_sha256: "ab".into(), ..whole }),
         ] {
             let status = parse_credential_request(&odd).unwrap_err();
