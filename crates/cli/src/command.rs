@@ -448,7 +448,6 @@ mod tests {
             "budget set REBOOT --max_count 5 --reason r",
             "tokens create lee --role OPERATOR --reason r",
             "cluster create ams --approval MANUAL --reason r",
-            "cluster kubeconfig ams --access VIEWER --reason r",
             "cluster kubernetes rotate ams --keys CLIENTS --reason r",
             "completions BASH",
             "--bmdb_dialect POSTGRES get machines",

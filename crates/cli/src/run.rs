@@ -288,7 +288,7 @@ fn prints_messages(command: &FleetCommand) -> bool {
 fn prints_content(command: &FleetCommand) -> bool {
     match command {
         FleetCommand::Logs(_) => true,
-        FleetCommand::Cluster(ClusterCommand::Kubeconfig(args)) => args.output_file.is_none(),
+        FleetCommand::Cluster(cluster) => cluster.prints_file(),
         _ => false,
     }
 }
@@ -504,8 +504,7 @@ mod tests {
     fn content_of_logs_and_files_is_not_laid_out() {
         for (line, expected) in [
             ("shepherdctl logs m", true),
-            ("shepherdctl cluster kubeconfig ams --reason r", true),
-            ("shepherdctl cluster kubeconfig ams --reason r --output_file f", false),
+            ("shepherdctl cluster snapshots ams", false),
             ("shepherdctl get machines", false),
         ] {
             let Command::Fleet(command) = parsed(line) else { panic!("{line}") };

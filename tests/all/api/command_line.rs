@@ -95,6 +95,13 @@ fn without_read_time(answer: &str) -> Vec<String> {
     answer.lines().filter(|line| !line.contains("\"readAt\": ")).map(str::to_owned).collect()
 }
 
+/// The table without its first column.
+fn without_first_column(table: &str) -> Vec<String> {
+    let rest =
+        |line: &str| line.split_once(' ').map_or_else(String::new, |(_, rest)| rest.trim_start().into());
+    table.lines().map(rest).collect()
+}
+
 /// A proxy in front of a server. Over its first connection the server receives everything, but the client receives
 /// nothing more once it has sent application data under TLS. Later connections work.
 struct Lossy {
@@ -237,13 +244,17 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
         &["get", "work"],
         &["get", "loops", "-o", "json"],
         &["timeline", &machine, "-o", "json"],
-        &["timeline", &machine],
         &["get", "tokens", "-o", "json"],
     ] {
         let (through, straight) =
             (without_read_time(&kim.ask(arguments)?), without_read_time(&kim.direct(arguments)?));
         assert_eq!(through, straight, "{arguments:?}");
     }
+    // The first column is the age at the time of reading.
+    let timeline = ["timeline", machine.as_str()];
+    let (through, straight) = (kim.ask(&timeline)?, kim.direct(&timeline)?);
+    assert!(through.starts_with("AGE "), "{through}");
+    assert_eq!(without_first_column(&through), without_first_column(&straight));
     let (mut through, mut straight): (Value, Value) = (
         kim.json(&["why", &machine])?,
         serde_json::from_str(&kim.direct(&["why", &machine, "-o", "json"])?)?,

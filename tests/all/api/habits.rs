@@ -234,6 +234,10 @@ async fn run_named_command(kim: &Operator<'_>, line: &str, answer: &Transcript) 
     let output = kim.run_command(&words).await?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(0), "{line} is answered with {command}, which fails: {stderr}");
+    // The lines after it order work on the machine.
+    if words.first() == Some(&"hold") {
+        kim.ask(&["release", words[1]])?;
+    }
     Ok(())
 }
 

@@ -108,6 +108,13 @@ pub enum ClusterCommand {
     Delete(DeleteCluster),
 }
 
+impl ClusterCommand {
+    /// Whether the command prints a file, which is not laid out for the terminal.
+    pub(crate) const fn prints_file(&self) -> bool {
+        matches!(self, Self::Kubeconfig(args) if args.output_file.is_none())
+    }
+}
+
 /// Runs a `cluster` command and returns its output.
 pub async fn run_cluster_command(
     context: &CommandContext,
@@ -156,5 +163,30 @@ pub async fn run_cluster_command(
         ClusterCommand::Kubeconfig(args) => create_kubeconfig(context, args).await,
         ClusterCommand::Upgrade(args) => run_upgrade_command(context, args).await,
         ClusterCommand::Delete(args) => delete_cluster(context, args).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: ClusterCommand,
+    }
+
+    #[test]
+    fn only_a_kubeconfig_on_standard_output_is_a_printed_file() {
+        for (line, expected) in [
+            ("cluster kubeconfig ams --reason r", true),
+            ("cluster kubeconfig ams --reason r --output_file f", false),
+            ("cluster snapshots ams", false),
+        ] {
+            let parsed = Line::try_parse_from(line.split(' ')).unwrap();
+            assert_eq!(parsed.command.prints_file(), expected, "{line}");
+        }
     }
 }

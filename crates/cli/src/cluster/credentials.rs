@@ -54,7 +54,7 @@ Expired certificates are shown for a day, revoked ones until they would have exp
 const REVOKE_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster credentials revoke ams lee --reason 'lee left'
-  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason 'it was lost'
+  shepherdctl cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason lost
 
 The curators reject the certificate as soon as they receive the revocation. They receive it again after a
 restore, because the snapshot may be older than the revocation.";

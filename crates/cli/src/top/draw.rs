@@ -151,21 +151,25 @@ fn fit_input(label: &str, input: &str, width: usize) -> String {
     format!("{label}{}_", begin.map_or("", |begin| &input[begin..]))
 }
 
-/// The line within this width: whole words and an ellipsis. A word that is wider alone is cut.
+/// The line within this width: whole words and an ellipsis. A word that is wider alone is cut. The spans do not change where.
 fn fit_line(line: Line<'static>, width: usize) -> Line<'static> {
     if line.width() <= width {
         return line;
     }
-    let (style, mut fitted, mut left) = (line.style, Vec::new(), width);
+    let text: String = line.spans.iter().map(|span| span.content.as_ref()).collect();
+    let (indent, words) = text.split_at(text.len() - text.trim_start_matches(' ').len());
+    let fitted = format!("{indent}{}", fit_words(words, width.saturating_sub(indent.len())));
+    let (style, mut spans, mut rest) = (line.style, Vec::new(), fitted.as_str());
     for span in line.spans {
-        if span.width() > left {
-            fitted.push(Span::styled(fit_words(&span.content, left), span.style));
+        if let Some(after) = rest.strip_prefix(span.content.as_ref()) {
+            rest = after;
+            spans.push(span);
+        } else {
+            spans.push(Span::styled(rest.to_owned(), span.style));
             break;
         }
-        left -= span.width();
-        fitted.push(span);
     }
-    Line::from(fitted).style(style)
+    Line::from(spans).style(style)
 }
 
 /// The whole words of a text that fit a width, with an ellipsis. If not even the first one does, a part of it.
