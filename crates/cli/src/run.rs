@@ -48,7 +48,7 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
-use model::arguments::normalize_flag_dashes;
+use model::arguments::spell_flags_with_underscores;
 use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
@@ -82,7 +82,7 @@ pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
-    let given = normalize_flag_dashes(arguments);
+    let given = spell_flags_with_underscores(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
             bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
