@@ -81,7 +81,7 @@ pub struct AuditArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: Option<u32>,
     /// Print no line with the names of the columns
-    #[arg(long = "no_headers")]
+    #[arg(long = "no-headers")]
     pub no_headers: bool,
 }
 

@@ -48,7 +48,7 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
-use model::arguments::spell_flags_with_underscores;
+use model::arguments::spell_flags_with_dashes;
 use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
@@ -82,7 +82,7 @@ pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
-    let given = spell_flags_with_underscores(arguments);
+    let given = spell_flags_with_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
             bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
@@ -98,7 +98,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
     // Before anything is printed: the first use of the zone sets it, too.
     set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
     let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
-    if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
+    if let Some(warning) = url.and_then(|url| password_warning("bmdb-url", url)) {
         print_stderr(&warning);
     }
     let line = CommandLine { cli, flags, order_flags, target_flags, arguments: given };
@@ -420,7 +420,7 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
 async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
     let url = cli.bmdb_url.as_deref().ok_or_else(|| {
         CliError::Invalid(
-            "no BMDB is named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+            "no BMDB is named: give --bmdb-url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
              as SHEPHERD_BMDB_URL"
                 .to_owned(),
         )
@@ -505,7 +505,7 @@ mod tests {
         for (line, expected) in [
             ("shepherdctl logs m", true),
             ("shepherdctl cluster kubeconfig ams --reason r", true),
-            ("shepherdctl cluster kubeconfig ams --reason r --output_file f", false),
+            ("shepherdctl cluster kubeconfig ams --reason r --output-file f", false),
             ("shepherdctl get machines", false),
         ] {
             let Command::Fleet(command) = parsed(line) else { panic!("{line}") };
@@ -553,7 +553,7 @@ mod tests {
             "watch --provider=",
             "wait machines --for healthy --product=",
             "hold --reason r --manufacturer=",
-            "retire --reason r --fact= --yes_count 3",
+            "retire --reason r --fact= --yes-count 3",
             "audit --machine=",
             "audit --actor=",
             "get audit --rpc=",
