@@ -568,6 +568,61 @@ mod tests {
         }
     }
 
+    /// Adds a command line for each flag of several words of a command and of those below it, up to that flag.
+    fn add_flag_lines(command: &clap::Command, path: &str, lines: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        for flag in command.get_arguments() {
+            let value = if flag.get_action().takes_values() { "=1" } else { "" };
+            let long = flag.get_long().filter(|long| long.contains(['-', '_']));
+            lines.extend(long.map(|long| format!("{} --{long}{value}", path.trim_start())));
+        }
+        for below in command.get_subcommands() {
+            add_flag_lines(below, &path, lines);
+        }
+    }
+
+    #[test]
+    fn every_flag_is_accepted_with_dashes_and_with_underscores() {
+        let mut lines = Vec::new();
+        add_flag_lines(&grammar(), "", &mut lines);
+        assert!(lines.len() > 100, "{lines:?}");
+        for line in lines {
+            let (command, flag) = line.split_once(" --").unwrap();
+            assert!(!flag.contains('_'), "{line}: declare it with dashes");
+            let parse = |flag: &str| {
+                let words = format!("{command} --{flag}");
+                let given = spell_flags_with_dashes(words.split(' ').map(OsString::from));
+                let error = grammar().try_get_matches_from(&given).err()?;
+                // What is missing besides is another error.
+                assert_ne!(error.kind(), ErrorKind::UnknownArgument, "{words}: {error}");
+                Some(error.to_string())
+            };
+            assert_eq!(parse(&flag.replace('-', "_")), parse(flag), "{line}");
+        }
+    }
+
+    #[test]
+    fn command_that_is_repeated_has_dashes_however_it_was_typed() {
+        let typed = "shepherdctl --bmdb_url=postgres://a_b/c budget set reboot --max_count 5 --reason a_b";
+        let given = spell_flags_with_dashes(typed.split(' ').map(OsString::from));
+        let expected = "shepherdctl '--bmdb-url=postgres://a_b/c' budget set reboot --max-count 5 --reason a_b \
+                        --idempotency-key k";
+        assert_eq!(repeat_command(&given, "k"), expected);
+        let flags = TargetFlags::from_arguments(&given, &grammar());
+        assert_eq!(flags.qualify("shepherdctl issues"), "shepherdctl --bmdb-url postgres://a_b/c issues");
+    }
+
+    #[test]
+    fn mistyped_flag_is_answered_with_dashes() {
+        for typed in ["--dry-rn", "--dry_rn", "--dryrun", "--dry_runs"] {
+            let words = ["shepherdctl", "hold", "m", "--reason", "r", typed];
+            let given = spell_flags_with_dashes(words.map(OsString::from));
+            let error = grammar().try_get_matches_from(&given).unwrap_err();
+            let sentence = format_usage_error(&error, &grammar(), &given);
+            assert!(sentence.contains("; did you mean --dry-run? "), "{typed}: {sentence}");
+        }
+    }
+
     #[test]
     fn install_is_answered_with_one_sentence() {
         let sentence = |words: &[&str]| {
