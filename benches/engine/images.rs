@@ -157,8 +157,8 @@ impl Field {
     /// Creates a cluster of one member. Returns the name of the member.
     async fn create_cluster(&self) -> Result<String> {
         self.add_bundle().await?;
-        let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
-        let bundle = ["--kubernetes_bundle", "bundle", "--reason", "measuring"];
+        let create = ["cluster", "create", "ams", "--control-plane", "1", "--workers", "0"];
+        let bundle = ["--kubernetes-bundle", "bundle", "--reason", "measuring"];
         self.ctl(&[&create[..], &bundle].concat()).await?;
         self.until("a cluster is founded", "SELECT count(*) = 1 FROM cluster WHERE voters_reached = 1")
             .await?;
@@ -178,7 +178,7 @@ impl Field {
                     return Ok((began, before));
                 }
                 Err(refused) => {
-                    ensure!(refused.to_string().contains("--bypass_quorum") && began < end, "{refused}");
+                    ensure!(refused.to_string().contains("--bypass-quorum") && began < end, "{refused}");
                 }
             }
             tokio::time::sleep(Duration::from_millis(500)).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::model::arguments::normalize_flag_dashes;
+use crate::model::arguments::spell_flags_with_underscores;
 use crate::service::command_line::parse_command_line;
 use crate::service::configuration::ConfigurationFile;
 use crate::service::database::open_database;
@@ -35,7 +35,7 @@ pub fn run_program() -> ExitCode {
     // installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let files = raise_limit();
-    let (parsed, file) = match parse_command_line(&normalize_flag_dashes(std::env::args_os())) {
+    let (parsed, file) = match parse_command_line(&spell_flags_with_underscores(std::env::args_os())) {
         Ok(Some(parsed)) => parsed,
         Ok(None) => return ExitCode::SUCCESS,
         Err(failure) => return report_failure(&failure),

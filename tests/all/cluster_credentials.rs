@@ -67,7 +67,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     let end = Timestamp::from(SystemTime::now() + Duration::from_hours(24));
     let end = end.format("%Y-%m-%dT%H:%M:%SZ").to_string();
     let issue = |holder: &str| {
-        let issue = ["cluster", "credentials", "issue", "ams", "--output_dir", directory, "--holder", holder];
+        let issue = ["cluster", "credentials", "issue", "ams", "--output-dir", directory, "--holder", holder];
         field.ctl(&[&issue[..], &["--until", &end, "--reason", "a look", "-o", "json"]].concat())
     };
     let made: Value = serde_json::from_str(&issue("kim")?)?;

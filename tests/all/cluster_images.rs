@@ -102,8 +102,8 @@ async fn snapshot_gets_one_whole_image_although_shepherds_die() -> TestResult {
     add_bundle(&field, "k-1.30", "1.30.1")?;
     field.shepherd = None;
     expire_sessions(&field).await?;
-    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
-    field.ctl(&[&create[..], &["--kubernetes_bundle", "k-1.30", "--reason", "a hall"]].concat())?;
+    let create = ["cluster", "create", "ams", "--control-plane", "1", "--workers", "0"];
+    field.ctl(&[&create[..], &["--kubernetes-bundle", "k-1.30", "--reason", "a hall"]].concat())?;
     for place in ["image-begun", "image-part-stored"] {
         let_die_at(&field, place).await?;
         let counts = "SELECT count(*) = 0 FROM cluster_image WHERE completed_at IS NOT NULL";
@@ -160,7 +160,7 @@ async fn restore(field: &Field) -> Result<String> {
     loop {
         match field.ctl(&["cluster", "restore", "ams", "--yes", "--reason", "it burnt"]) {
             Ok(text) => return Ok(text),
-            Err(refused) => ensure!(refused.to_string().contains("--bypass_quorum"), "{refused}"),
+            Err(refused) => ensure!(refused.to_string().contains("--bypass-quorum"), "{refused}"),
         }
         ensure!(Instant::now() < end, "it is refused for ever");
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -170,8 +170,8 @@ async fn restore(field: &Field) -> Result<String> {
 /// Founds the cluster `ams` of one member, with these objects in its etcd. Returns the name of the member.
 async fn found_cluster(field: &Field, objects: &[(&str, &[u8])]) -> Result<String> {
     add_bundle(field, "k-1.30", "1.30.1")?;
-    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
-    field.ctl(&[&create[..], &["--kubernetes_bundle", "k-1.30", "--reason", "a hall"]].concat())?;
+    let create = ["cluster", "create", "ams", "--control-plane", "1", "--workers", "0"];
+    field.ctl(&[&create[..], &["--kubernetes-bundle", "k-1.30", "--reason", "a hall"]].concat())?;
     let cluster = field.until("it is founded", "ams", |cluster| cluster["votersReached"] == 1).await?;
     let member = machines(&cluster, "control-plane")[0]["name"].as_str().context("a name")?.to_owned();
     let client = etcd(field, &member)?;

@@ -197,7 +197,7 @@ async fn key_is_replaced_by_schedule_and_again_in_a_cluster_that_came_back_from_
         "ams",
         "--snapshot",
         &snapshot,
-        "--bypass_quorum",
+        "--bypass-quorum",
         "--yes",
         "--reason",
         "a test",

@@ -55,11 +55,11 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
         "cluster",
         "create",
         "ams",
-        "--control_plane",
+        "--control-plane",
         "1",
         "--workers",
         "1",
-        "--kubernetes_bundle",
+        "--kubernetes-bundle",
         "k-1.30",
         "--reason",
         "a hall",
@@ -79,7 +79,7 @@ async fn curators_get_the_settings_of_kubernetes_and_forget_them_when_no_node_ru
     let file = field.fleet.directory().join("ams.yaml");
     let path = file.to_str().context("a path")?;
     let kubeconfig =
-        ["cluster", "kubeconfig", "ams", "--access", "viewer", "--holder", "kim", "--output_file", path];
+        ["cluster", "kubeconfig", "ams", "--access", "viewer", "--holder", "kim", "--output-file", path];
     let output = field.ctl(&[&kubeconfig[..], &["--reason", "a look"]].concat())?;
     assert!(output.starts_with("kim reaches the API servers of the cluster ams as viewer"), "{output}");
     let text = std::fs::read_to_string(&file)?;

@@ -24,7 +24,7 @@ async fn serving(field: &Field, seconds: u32) -> Result<u32> {
     );
     std::fs::write(&file, text)?;
     field.ctl(&["cluster", "declare", "ams", file.to_str().context("a path")?, "--reason", "the front"])?;
-    field.ctl(&["cluster", "roles", "ams", "--add_role", "web", "--reason", "the front"])?;
+    field.ctl(&["cluster", "roles", "ams", "--add-role", "web", "--reason", "the front"])?;
     field.until("the service runs", "ams", |cluster| settled(cluster) && runs(cluster)).await?;
     let found = sleeping(seconds)?;
     ensure!(found.len() == 1, "{found:?}");
@@ -46,7 +46,7 @@ async fn restore(field: &Field) -> Result<()> {
                 ensure!(text.starts_with("the cluster ams is restored from its snapshot of "), "{text}");
                 return Ok(());
             }
-            Err(refused) => ensure!(refused.to_string().contains("--bypass_quorum"), "{refused}"),
+            Err(refused) => ensure!(refused.to_string().contains("--bypass-quorum"), "{refused}"),
         }
         ensure!(Instant::now() < end, "it is refused for ever");
         tokio::time::sleep(Duration::from_millis(500)).await;

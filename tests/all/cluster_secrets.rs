@@ -204,8 +204,8 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
     let Some(programs) = folder(ProgramSet::ApiServer)? else { return Ok(()) };
     let field = Field::start("cluster_secrets", 2).await?;
     add_bundle(&field, &programs)?;
-    let create = ["cluster", "create", "ams", "--control_plane", "1", "--workers", "0"];
-    field.ctl(&[&create[..], &["--kubernetes_bundle", "k", "--reason", "a hall"]].concat())?;
+    let create = ["cluster", "create", "ams", "--control-plane", "1", "--workers", "0"];
+    field.ctl(&[&create[..], &["--kubernetes-bundle", "k", "--reason", "a hall"]].concat())?;
     let ready = |cluster: &Value| has_api_server(cluster) && is_encrypted_with(cluster, 1);
     let cluster = field.until("Secrets are encrypted", "ams", ready).await?;
     let member = machines(&cluster, "control-plane")[0]["name"].as_str().context("a name")?.to_owned();
@@ -257,7 +257,7 @@ async fn planted_secret_and_its_keys_are_in_no_etcd_and_no_snapshot_and_come_bac
     let restore = ["cluster", "restore", "ams", "--yes", "--snapshot", &snapshot, "--reason", "it burnt"];
     let end = Instant::now() + PATIENCE;
     while let Err(refused) = field.ctl(&restore) {
-        assert!(refused.to_string().contains("--bypass_quorum") && Instant::now() < end, "{refused}");
+        assert!(refused.to_string().contains("--bypass-quorum") && Instant::now() < end, "{refused}");
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     }
     let back = |cluster: &Value| cluster["epoch"] == "1" && rotated(cluster);

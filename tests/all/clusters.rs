@@ -104,7 +104,7 @@ impl Field {
 
     pub(crate) fn ctl(&self, arguments: &[&str]) -> Result<String> {
         let output = Command::new(env!("CARGO_BIN_EXE_shepherdctl"))
-            .args(["--direct", "--bmdb_dialect", self.fleet.database.dialect().as_str()])
+            .args(["--direct", "--bmdb-dialect", self.fleet.database.dialect().as_str()])
             .args(arguments)
             .env("SHEPHERD_BMDB_URL", &self.fleet.bmdb_url)
             .stdin(Stdio::null())
@@ -120,7 +120,7 @@ impl Field {
     /// Creates the cluster `ams` with this many machines, and waits until it has converged.
     pub(crate) async fn make_ams(&self, control_plane: usize, workers: usize) -> Result<Value> {
         let (control_plane, workers) = (control_plane.to_string(), workers.to_string());
-        let create = ["cluster", "create", "ams", "--control_plane", &control_plane, "--workers", &workers];
+        let create = ["cluster", "create", "ams", "--control-plane", &control_plane, "--workers", &workers];
         self.ctl(&[&create[..], &["--reason", "the hall"]].concat())?;
         self.until("it is settled", "ams", settled).await
     }
@@ -196,7 +196,7 @@ async fn cluster_is_made_of_the_fleet_outlives_a_member_and_ends() -> TestResult
         "cluster",
         "create",
         "ams",
-        "--control_plane",
+        "--control-plane",
         "3",
         "--workers",
         "1",
@@ -335,7 +335,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
     let (first, second) = (10_000_000 + 2 * std::process::id(), 10_000_001 + 2 * std::process::id());
     write(first)?;
     // A role that is not declared cannot be assigned, and the cluster reports so until it is declared.
-    field.ctl(&["cluster", "roles", "ams", "--add_role", "web", "--reason", "the front"])?;
+    field.ctl(&["cluster", "roles", "ams", "--add-role", "web", "--reason", "the front"])?;
     let waits = |cluster: &Value| cluster["waitReasons"].to_string().contains("web");
     field.until("it says what it waits for", "ams", waits).await?;
     let output = field.ctl(&["cluster", "declare", "ams", path, "--reason", "the front"])?;
@@ -371,8 +371,8 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
 
     let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
     let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();
-    assert!(refused.contains("shepherdctl --direct cluster roles ams --remove_role web"), "{refused}");
-    field.ctl(&["cluster", "roles", "ams", "--remove_role", "web", "--reason", "the front moved"])?;
+    assert!(refused.contains("shepherdctl --direct cluster roles ams --remove-role web"), "{refused}");
+    field.ctl(&["cluster", "roles", "ams", "--remove-role", "web", "--reason", "the front moved"])?;
     field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "the front moved"])?;
     let gone = |cluster: &Value| {
         let workers = machines(cluster, "worker");
@@ -417,7 +417,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     let refused = refused.expect_err("a provider has no clusters").to_string();
     assert!(refused.contains("cannot be paused for sim alone"), "{refused}");
     field.ctl(&pause)?;
-    let size = ["ams", "--control_plane", "1", "--workers", "1"];
+    let size = ["ams", "--control-plane", "1", "--workers", "1"];
     let before_creation = planned(&field, &size)?;
     assert_eq!(before_creation["exists"], false, "{before_creation:#}");
     field.ctl(&[&["cluster", "create"], &size[..], &["--reason", "the hall"]].concat())?;
@@ -475,7 +475,7 @@ async fn paused_loop_takes_no_step_and_says_which_it_would_take() -> TestResult 
     );
     let ended = planned(&field, &["ams", "--delete"])?;
     assert_eq!(ended["end"], "deleted", "{ended:#}");
-    let refused = field.ctl(&["cluster", "plan", "ams", "--control_plane", "2"]).expect_err("an even one");
+    let refused = field.ctl(&["cluster", "plan", "ams", "--control-plane", "2"]).expect_err("an even one");
     assert!(refused.to_string().contains("a control plane cannot have 2 members"), "{refused}");
     let refused = field.ctl(&["cluster", "plan", "fra"]).expect_err("there is none");
     assert!(refused.to_string().contains("there is no cluster \"fra\""), "{refused}");

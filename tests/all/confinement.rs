@@ -133,7 +133,7 @@ fn closed_programs(place: &Place, database: &TcpListener) -> Result<Vec<(&'stati
     let state = place.path("fleet.json").display().to_string();
     let programs: [(&'static str, Vec<&str>); 3] = [
         (env!("CARGO_BIN_EXE_roleserver"), vec!["launch"]),
-        (env!("CARGO_BIN_EXE_shepherdctl"), vec!["--bmdb_url", &url, "get", "machines"]),
+        (env!("CARGO_BIN_EXE_shepherdctl"), vec!["--bmdb-url", &url, "get", "machines"]),
         (
             env!("CARGO_BIN_EXE_shepherd"),
             vec![

@@ -157,7 +157,7 @@ async fn refused_and_cancelled(fleet: &Fleet) -> Result<()> {
     let id = "sim-0004";
     let why = ["--reason", "trying it"];
     let reboot = [&["reboot", id][..], &why].concat();
-    says(fleet, &[&reboot[..], &["--dry_run"]].concat(), "will be rebooted").await?;
+    says(fleet, &[&reboot[..], &["--dry-run"]].concat(), "will be rebooted").await?;
     assert!(fleet.holds(NOTHING_ORDERED).await?, "a dry run orders nothing");
     let (one, other) = tokio::join!(ctl(fleet, &reboot), ctl(fleet, &reboot));
     let (one, other) = (one?, other?);
@@ -186,9 +186,9 @@ async fn within_the_budget(fleet: &Fleet) -> Result<()> {
     })
     .await?;
     let all = ["reboot", "--provider", "sim", "--phase", "Ready", "--reason", "a new kernel"];
-    let (code, listed) = ctl(fleet, &[&all[..], &["--dry_run"]].concat()).await?;
+    let (code, listed) = ctl(fleet, &[&all[..], &["--dry-run"]].concat()).await?;
     assert!(code == Some(0) && listed.contains("5 machines"), "{listed}");
-    says(fleet, &[&all[..], &["--yes_count", "5"]].concat(), "5 changed").await?;
+    says(fleet, &[&all[..], &["--yes-count", "5"]].concat(), "5 changed").await?;
     fleet
         .until(
             "three wait for the budget",

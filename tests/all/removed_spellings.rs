@@ -1,9 +1,14 @@
 //! No file of the tree uses a spelling that is gone: a flag or a command that was renamed.
 //!
 //! Someone who copies a line from a page, a script or a help text must not get an error. Nothing else notices all of
-//! these places, because prose is not run. Dashes and underscores are the same here, because `shepherdctl` accepts both.
+//! these places, because prose is not run. Dashes and underscores are the same in the table, because `shepherdctl` accepts
+//! both. Its flags are written with dashes everywhere, also in recorded outputs. Those of `shepherd` and `roleserver` have
+//! underscores.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+
+use clap::Command;
 
 use crate::harness::aloud::TestResult;
 use crate::harness::source;
@@ -32,12 +37,12 @@ const REMOVED: &[Removed] = &[
     removed("unlabel", "label M KEY-"),
     removed("--expires_after", "--until"),
     removed("--lifetime", "--until"),
-    removed("--override_limits", "--beyond_limits"),
-    removed("--confirm_count", "--yes_count"),
+    removed("--override_limits", "--beyond-limits"),
+    removed("--confirm_count", "--yes-count"),
     removed("--i_know", "--confirm"),
-    removed("--most", "--max_count"),
-    removed("--onto", "--target_machine"),
-    removed("--no_storage", "--remove_storage"),
+    removed("--most", "--max-count"),
+    removed("--onto", "--target-machine"),
+    removed("--no_storage", "--remove-storage"),
     removed("--second_person", "--require_second_admin"),
     removed("--second_person_good_for", "--approval_ttl"),
     removed("--outward_limit", "--outward_call_timeout"),
@@ -49,10 +54,10 @@ const REMOVED: &[Removed] = &[
     removed("update describe", "describe update"),
     removed("policy get", "get policy"),
     removed_of_ours("--set", "label M KEY=VALUE"),
-    removed_of_ours("--file", "--output_file"),
-    removed_of_ours("--directory", "--output_dir"),
-    removed_of_ours("--give", "--add_role"),
-    removed_of_ours("--take", "--remove_role"),
+    removed_of_ours("--file", "--output-file"),
+    removed_of_ours("--directory", "--output-dir"),
+    removed_of_ours("--give", "--add-role"),
+    removed_of_ours("--take", "--remove-role"),
     removed_of_ours("--what", "--keys"),
     removed_of_ours("--after", "--cursor"),
 ];
@@ -124,15 +129,118 @@ fn visit_files(path: &Path, check: &mut impl FnMut(&str, &str)) -> TestResult {
     Ok(())
 }
 
-#[test]
-fn no_file_has_a_spelling_that_is_gone() -> TestResult {
-    let mut places: Vec<String> = PLACES.iter().map(|place| (*place).to_owned()).collect();
+/// Calls `check` with the path and the text of each file of text in the places that are searched.
+fn visit_places(check: &mut impl FnMut(&str, &str)) -> TestResult {
+    for place in PLACES {
+        visit_files(Path::new(place), check)?;
+    }
     for entry in std::fs::read_dir(source::root().join("tests"))? {
         let name = entry?.file_name().display().to_string();
         if name.starts_with("e2e_") {
-            places.push(format!("tests/{name}"));
+            visit_files(&Path::new("tests").join(name), check)?;
         }
     }
+    Ok(())
+}
+
+/// Flags of several words, by their names with underscores.
+struct Flags {
+    /// Those that `shepherdctl` alone has.
+    ours: BTreeSet<String>,
+    /// Those that another program has, too.
+    shared: BTreeSet<String>,
+}
+
+impl Flags {
+    /// The flags of the programs.
+    fn of_programs() -> Self {
+        let (mut ours, mut others) = (BTreeSet::new(), BTreeSet::new());
+        add_flags(&shepherd::cli::command::whole_grammar(), &mut ours);
+        add_flags(&shepherd::service::flags::build_command(), &mut others);
+        add_flags(&shepherd::roleserver::program::build_command(), &mut others);
+        let shared: BTreeSet<String> = ours.intersection(&others).cloned().collect();
+        ours.retain(|name| !shared.contains(name));
+        Self { ours, shared }
+    }
+
+    /// The flags of `shepherdctl` in a line that have underscores. A shared one is its flag in its command.
+    fn find_underscored<'a>(&self, line: &'a str) -> Vec<&'a str> {
+        let is_part = |c: char| c.is_ascii_lowercase() || c == '_' || c == '-';
+        let found = line.match_indices("--").filter_map(|(start, dashes)| {
+            let name = line[start + dashes.len()..].split(|c| !is_part(c)).next()?;
+            let is_command = line[..start].contains("shepherdctl");
+            let is_ours = self.ours.contains(name) || (is_command && self.shared.contains(name));
+            (is_ours && name.contains('_')).then_some(name)
+        });
+        found.collect()
+    }
+}
+
+/// Adds the flags of several words of a command and of those below it.
+fn add_flags(command: &Command, names: &mut BTreeSet<String>) {
+    let flags = command.get_arguments().filter_map(|flag| flag.get_long());
+    names.extend(flags.filter(|name| name.contains(['-', '_'])).map(|name| name.replace('-', "_")));
+    for below in command.get_subcommands() {
+        add_flags(below, names);
+    }
+}
+
+/// Files that may have flags of `shepherdctl` with underscores, with the reason.
+const UNDERSCORED: &[(&str, &str)] = &[
+    ("docs/api.md", "it states that they are accepted"),
+    ("crates/cli/src/completions/grammar.rs", "its test begins flags so"),
+    ("crates/cli/src/completions/words.rs", "its test types them"),
+    ("crates/cli/src/run.rs", "its test types them"),
+    ("tests/all/shell.rs", "a flag that is begun so is completed so"),
+    ("tests/all/removed_spellings.rs", "its test finds them"),
+];
+
+#[test]
+fn every_file_has_dashes_in_the_flags_of_shepherdctl() -> TestResult {
+    let flags = Flags::of_programs();
+    assert!(flags.ours.len() > 25, "{:?}", flags.ours);
+    let shared: BTreeSet<String> = ["bmdb_url", "bmdb_dialect"].map(str::to_owned).into();
+    assert_eq!(flags.shared, shared);
+    let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
+    visit_places(&mut |file: &str, text: &str| {
+        let is_permitted = UNDERSCORED.iter().any(|(path, _)| *path == file);
+        for (number, line) in text.lines().enumerate() {
+            for name in flags.find_underscored(line) {
+                if is_permitted {
+                    used.insert(file.to_owned());
+                } else {
+                    let dashed = name.replace('_', "-");
+                    problems.push(format!("{file}:{}: write --{dashed}", number + 1));
+                }
+            }
+        }
+    })?;
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    for (file, _) in UNDERSCORED {
+        assert!(used.contains(*file), "{file} needs no exception");
+    }
+    Ok(())
+}
+
+#[test]
+fn underscores_are_found_in_the_flags_of_shepherdctl_alone() {
+    let flags = Flags::of_programs();
+    for (line, expected) in [
+        ("hold M --dry_run", &["dry_run"][..]),
+        ("`--yes_count=3`, or --save_context home", &["yes_count", "save_context"]),
+        ("shepherdctl --bmdb_url postgres://db", &["bmdb_url"]),
+        ("hold M --dry-run", &[]),
+        ("shepherdctl --bmdb-url postgres://db", &[]),
+        // The flags of another program, and what is no flag.
+        ("shepherd --bmdb_url postgres://db --ssh_user root", &[]),
+        ("--dry_running and dry_run", &[]),
+    ] {
+        assert_eq!(flags.find_underscored(line), expected, "{line}");
+    }
+}
+
+#[test]
+fn no_file_has_a_spelling_that_is_gone() -> TestResult {
     let (mut problems, mut used, mut files) = (Vec::new(), Vec::new(), 0);
     let mut check = |file: &str, text: &str| {
         files += 1;
@@ -150,9 +258,7 @@ fn no_file_has_a_spelling_that_is_gone() -> TestResult {
             }
         }
     };
-    for place in &places {
-        visit_files(Path::new(place), &mut check)?;
-    }
+    visit_places(&mut check)?;
     assert!(files > 1000, "{files} files were read");
     assert!(problems.is_empty(), "{}", problems.join("\n"));
     for (file, spellings, _) in EXCEPTIONS {

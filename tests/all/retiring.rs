@@ -314,17 +314,17 @@ async fn order_about_five_hundred_stops_at_each_limit_and_a_dry_run_lists_them()
 
     let all = ["retire", "--provider", "sim", "--reason", "the rack is sold"];
     let with = |flags: &[&'static str]| [&all[..], flags].concat();
-    let (code, listed) = ctl(&fleet, &with(&["--dry_run", "--beyond_limits"])).await?;
+    let (code, listed) = ctl(&fleet, &with(&["--dry-run", "--beyond-limits"])).await?;
     assert_eq!((code, names(&listed).len()), (Some(0), MANY), "{listed}");
     let expected = "this is about 500 machines; the order would be given Nothing undoes this order: ";
-    assert!(listed.contains(expected) && listed.ends_with("--yes_count 500"), "{listed}");
-    let (code, within) = ctl(&fleet, &with(&["--dry_run"])).await?;
+    assert!(listed.contains(expected) && listed.ends_with("--yes-count 500"), "{listed}");
+    let (code, within) = ctl(&fleet, &with(&["--dry-run"])).await?;
     assert_eq!((code, names(&within)), (Some(4), names(&listed)), "it exits as the order would");
     assert!(within.contains("refused: ") && within.contains("50"), "{within}");
-    refuses(&fleet, &with(&["--yes_count", "500"]), "50").await?;
-    refuses(&fleet, &with(&["--yes_count", "499", "--beyond_limits"]), "500 machines").await?;
+    refuses(&fleet, &with(&["--yes-count", "500"]), "50").await?;
+    refuses(&fleet, &with(&["--yes-count", "499", "--beyond-limits"]), "500 machines").await?;
     assert!(fleet.holds("SELECT count(*) = 0 FROM machine_retirement").await?, "nothing was ordered yet");
-    let (code, ordered) = ctl(&fleet, &with(&["--yes_count", "500", "--beyond_limits"])).await?;
+    let (code, ordered) = ctl(&fleet, &with(&["--yes-count", "500", "--beyond-limits"])).await?;
     assert_eq!((code, names(&ordered)), (Some(0), names(&listed)), "the same list");
     assert!(ordered.ends_with("500 machines: 500 changed"), "{ordered}");
     assert!(

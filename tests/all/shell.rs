@@ -158,7 +158,7 @@ fn help_has_examples_that_are_commands_and_says_the_exit_codes() -> TestResult {
         }
     }
     let options = read_stdout(&["options"])?;
-    for flag in ["--bmdb_url", "--bmdb_dialect", "--direct", "--context", "--output", "--color"] {
+    for flag in ["--bmdb-url", "--bmdb-dialect", "--direct", "--context", "--output", "--color"] {
         assert!(options.contains(flag), "{flag}: {options}");
         for arguments in [&["--help"][..], &["get", "machines", "--help"], &["hold", "-h"]] {
             let help = read_stdout(arguments)?;

@@ -86,10 +86,10 @@ start_cluster() {
     essential
     if [[ -n ${bundle:-} ]]; then
         ok "a bundle is added" ctl artefacts add "$bundle" --name first --reason 'Kubernetes'
-        kubernetes=(--kubernetes_bundle first)
+        kubernetes=(--kubernetes-bundle first)
     fi
     ok "a cluster of 3 + $worker_count is created" \
-        ctl cluster create ams --control_plane 3 --workers "$worker_count" --role web "${kubernetes[@]}" --reason 'the new hall'
+        ctl cluster create ams --control-plane 3 --workers "$worker_count" --role web "${kubernetes[@]}" --reason 'the new hall'
     essential
     printf '%s\n' 'role = "web"' '[[service]]' 'name = "front"' 'program = "/usr/bin/tail"' \
         'arguments = ["-f", "/dev/null"]' 'user = "nobody"' >"$scratch/web.toml"

@@ -38,9 +38,9 @@ const BRAKE_COLUMNS: [Column; 6] = [
 
 const BUDGET_SET_EXAMPLES: &str = "\
 Examples:
-  shepherdctl budget set reboot --max_count 50 --reason 'the new kernel is rolled out'
-  shepherdctl budget set restart-agent --max_count 0 --reason 'the network is repaired'
-  shepherdctl budget set release --max_count 200 --window 1h --reason 'two rows are returned'
+  shepherdctl budget set reboot --max-count 50 --reason 'the new kernel is rolled out'
+  shepherdctl budget set restart-agent --max-count 0 --reason 'the network is repaired'
+  shepherdctl budget set release --max-count 200 --window 1h --reason 'two rows are returned'
 
 The budget is stored in the policy, and applies from the next step of every shepherd. No flag
 of a shepherd sets a budget, so a restart does not change it. Work that waits for a budget
@@ -64,7 +64,7 @@ pub struct SetBudget {
     )]
     pub kind: String,
     /// Maximum number that may start within the window; 0 allows none
-    #[arg(long = "max_count", value_name = "N", required_unless_present = "window")]
+    #[arg(long = "max-count", value_name = "N", required_unless_present = "window")]
     pub max_count: Option<u32>,
     /// Length of the window, from 1s to 30d
     #[arg(long, value_name = "SPAN")]

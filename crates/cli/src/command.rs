@@ -9,7 +9,7 @@ use clap::{Arg, Args, CommandFactory as _, Parser, Subcommand};
 
 use crate::approvals::{APPROVE_EXAMPLES, ApproveArgs};
 use crate::artefacts::ArtefactsCommand;
-use crate::audit::{AUDIT_EXAMPLES, AuditArgs};
+use crate::audit::command::{AUDIT_EXAMPLES, AuditArgs};
 use crate::budgets::BudgetCommand;
 use crate::cluster::command::ClusterCommand;
 use crate::completions::shell::CompletionShell;
@@ -57,7 +57,7 @@ const GLOBAL_HEADING: &str = "Everywhere";
     about = "Show the fleet of a Shepherd, and give it orders",
     after_help = "\
 M names a machine: its UUID or the beginning of it (4 digits or more), its provider's id (sim-0007), or
-PROVIDER/ID (rack-a/sim-0007). In a flag's name a dash works wherever an underscore does.
+PROVIDER/ID (rack-a/sim-0007). In a flag's name an underscore works wherever a dash does.
 
 Examples:
   export SHEPHERD_BMDB_URL=postgres://kim@db:5432/bmdb
@@ -76,7 +76,7 @@ pub struct Cli {
     /// Where the BMDB is
     #[arg(
         help = "Where the BMDB is: postgres://USER@HOST:5432/DATABASE",
-        long = "bmdb_url",
+        long = "bmdb-url",
         value_name = "URL",
         env = "SHEPHERD_BMDB_URL",
         hide_env_values = true,
@@ -87,7 +87,7 @@ pub struct Cli {
 
     /// Database dialect: postgres or cockroachdb
     #[arg(
-        long = "bmdb_dialect",
+        long = "bmdb-dialect",
         value_name = "DIALECT",
         env = "SHEPHERD_BMDB_DIALECT",
         hide_env_values = true,
@@ -105,7 +105,7 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
-        help = "Use the database (--bmdb_url) instead of the API of a context",
+        help = "Use the database (--bmdb-url) instead of the API of a context",
         help_heading = GLOBAL_HEADING
     )]
     pub direct: bool,
@@ -360,7 +360,7 @@ pub fn is_pointer(block: &str) -> bool {
     block.trim() == POINTER
 }
 
-/// The grammar, with `--idempotency_key` and `--dry_run` added to each command that gives orders. The help of a command
+/// The grammar, with `--idempotency-key` and `--dry-run` added to each command that gives orders. The help of a command
 /// refers to the flags of every command, and that of the program has the exit codes.
 #[must_use]
 pub fn grammar() -> clap::Command {
@@ -421,10 +421,10 @@ mod tests {
     #[test]
     fn negative_number_is_a_wrong_value_of_its_flag() {
         for (line, wrong) in [
-            ("budget set reboot --max_count -5 --reason r", "-5"),
+            ("budget set reboot --max-count -5 --reason r", "-5"),
             ("get machines --limit -1", "-1"),
             ("cluster scale ams --workers -3 --reason r", "-3"),
-            ("retire --label row=7 --yes_count -2 --reason r", "-2"),
+            ("retire --label row=7 --yes-count -2 --reason r", "-2"),
         ] {
             let words = std::iter::once("shepherdctl").chain(line.split(' '));
             let given: Vec<std::ffi::OsString> = words.map(Into::into).collect();
@@ -440,17 +440,17 @@ mod tests {
         for line in [
             "plan --process recovery",
             "get machines --phase NEEDSHUMAN",
-            "issues --fail_on Critical",
+            "issues --fail-on Critical",
             "hold sim-1 --reason r --scope POWER",
             "power ON sim-1 --reason r",
             "loops pause RECOVERER --reason r",
             "loops resume Recoverer",
-            "budget set REBOOT --max_count 5 --reason r",
+            "budget set REBOOT --max-count 5 --reason r",
             "tokens create lee --role OPERATOR --reason r",
             "cluster create ams --approval MANUAL --reason r",
             "cluster kubernetes rotate ams --keys CLIENTS --reason r",
             "completions BASH",
-            "--bmdb_dialect POSTGRES get machines",
+            "--bmdb-dialect POSTGRES get machines",
             "--color NEVER get machines",
         ] {
             let words = std::iter::once("shepherdctl").chain(line.split(' '));

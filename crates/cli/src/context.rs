@@ -23,7 +23,7 @@ use crate::output::color::SeverityColors;
 use crate::output::{Format, Output, format_json};
 use crate::target_flags::TargetFlags;
 
-/// The flags that every order has, `--idempotency_key` and `--dry_run`.
+/// The flags that every order has, `--idempotency-key` and `--dry-run`.
 #[derive(Clone, Debug, Default)]
 pub struct OrderFlags {
     /// The explicit idempotency key; `None` for a random one per order.

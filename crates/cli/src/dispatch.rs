@@ -6,7 +6,7 @@
 use crate::approvals::approve_order;
 use crate::artefacts::ArtefactsCommand;
 use crate::artefacts::orders::{add_artefact, delete_artefact};
-use crate::audit::print_audit;
+use crate::audit::command::print_audit;
 use crate::budgets::{BudgetCommand, set_budget};
 use crate::cluster::command::run_cluster_command;
 use crate::command::FleetCommand;

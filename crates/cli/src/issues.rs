@@ -25,7 +25,7 @@ use proto::fleet::v1::issues_client::IssuesClient;
 
 pub(crate) const ISSUES_EXAMPLES: &str = "\
 Examples:
-  shepherdctl issues --fail_on critical
+  shepherdctl issues --fail-on critical
   shepherdctl issues -o json | jq -r '.issues[] | select(.severity == \"critical\") | .subject'";
 
 /// Arguments of `issues`: what makes the command fail.
@@ -33,7 +33,7 @@ Examples:
 pub struct IssuesArgs {
     /// Exit with 1 if there is an issue of this severity, or of a higher one: critical, warning or notice
     #[arg(
-        long = "fail_on",
+        long = "fail-on",
         value_name = "SEVERITY",
         value_parser = one_of(SEVERITIES.map(Severity::as_str)),
         hide_possible_values = true

@@ -2,7 +2,7 @@
 //!
 //! Operators read the fleet with it and give orders. It decides nothing about machines: it calls the services of
 //! `crates/server`, and prints what they return. It needs a server of a context, or only the database (`--direct`, or
-//! `--bmdb_url` without a context). Then the same services run in its own process, also while no shepherd does.
+//! `--bmdb-url` without a context). Then the same services run in its own process, also while no shepherd does.
 //!
 //! # How a command runs
 //!
@@ -58,7 +58,7 @@
 //! * The doc comments of types and fields that clap parses are the help. Golden files in `tests/all/golden` have it.
 //! * The name of a type that derives `Args` is the name of its group of flags:
 //!   [`machine::order_targets::SELECTORS`][] has such a name.
-//! * For the grammar, a command with a `--reason` is an order: it gets `--idempotency_key` and `--dry_run`, unless
+//! * For the grammar, a command with a `--reason` is an order: it gets `--idempotency-key` and `--dry-run`, unless
 //!   [`order::idempotency_key`][] or [`order::dry_run`][] excludes it.
 
 pub mod approvals;

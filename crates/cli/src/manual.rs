@@ -313,7 +313,10 @@ fn roff(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use regex::Regex;
+
     use super::*;
+    use crate::command::global_flags_help;
 
     fn pages() -> (tempfile::TempDir, impl Fn(&str) -> String) {
         let directory = tempfile::tempdir().unwrap();
@@ -346,12 +349,42 @@ mod tests {
         assert!(!hold.contains(".SH EXTRA") && hold.contains("shepherdctl hold sim\\-0007"), "{hold}");
         assert!(hold.contains("\\fBshepherdctl\\fR(1)"), "{hold}");
         // Flags of every command are in the page of the program alone.
-        assert!(!hold.contains("bmdb_url") && page("man1/shepherdctl.1").contains("bmdb_url"));
+        assert!(!hold.contains("bmdb\\-url") && page("man1/shepherdctl.1").contains("\\-\\-bmdb\\-url"));
         let get = page("man1/shepherdctl-get.1");
         assert!(
             get.contains(".SH EXAMPLES\n") && get.contains("\\fBshepherdctl\\-get\\-machines\\fR(1)"),
             "{get}"
         );
+    }
+
+    /// Adds the short and the long help of a command and of those below it.
+    fn add_help(command: &mut Command, texts: &mut Vec<String>) {
+        texts.push(command.render_help().to_string());
+        texts.push(command.render_long_help().to_string());
+        for below in command.get_subcommands_mut() {
+            add_help(below, texts);
+        }
+    }
+
+    #[test]
+    fn flags_have_dashes_in_help_and_in_pages() {
+        let directory = tempfile::tempdir().unwrap();
+        write_man_pages(directory.path(), &[]).unwrap();
+        let pages = std::fs::read_dir(directory.path().join("man1")).unwrap();
+        let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap().replace("\\-", "-");
+        let mut texts: Vec<String> = pages.map(|page| read(page.unwrap().path())).collect();
+        let mut command = grammar();
+        command.build();
+        add_help(&mut command, &mut texts);
+        texts.push(global_flags_help());
+        assert!(texts.len() > 200, "{}", texts.len());
+        assert!(texts.iter().filter(|text| text.contains("--dry-run")).count() > 50);
+        // A flag of the service follows the name of its program.
+        let flag = Regex::new(r"(shepherd\s+)?--[a-z-]+_[a-z]").unwrap();
+        for text in texts {
+            let found = flag.captures_iter(&text).find(|found| found.get(1).is_none());
+            assert!(found.is_none(), "{found:?}: {text}");
+        }
     }
 
     #[test]

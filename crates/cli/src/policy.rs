@@ -38,8 +38,8 @@ pub enum PolicyCommand {
 Switch the two-person rule off, in the database itself: one admin is enough for every order again.
 
 No flag of a shepherd and no call of the API does this. It is for the time when no second admin is left who could
-approve an order. It is in the audit, and `shepherdctl issues` lists it for 30 days. A shepherd that is started with
---require_second_admin true switches the rule on again."
+approve an order. It is in the audit, and `shepherdctl issues` lists it for 30 days. To switch the rule on
+again, start `shepherd --require_second_admin true`."
     )]
     DisableTwoPersonRule(DisableRuleArgs),
 }

@@ -48,7 +48,7 @@ use bmdb::connection::Bmdb;
 use bmdb::connection::error::BmdbError;
 use bmdb::connection::settings::ConnectionSettings;
 use bmdb::connection::url::password_warning;
-use model::arguments::normalize_flag_dashes;
+use model::arguments::spell_flags_with_dashes;
 use model::text_layout::fit_text;
 use model::usage_error::format_usage_error;
 
@@ -82,7 +82,7 @@ pub fn run_program(others: fn() -> Vec<ManualProgram>) -> ExitCode {
 
 /// Runs the command of the arguments and returns the exit code. Errors and warnings go to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> Vec<ManualProgram>) -> u8 {
-    let given = normalize_flag_dashes(arguments);
+    let given = spell_flags_with_dashes(arguments);
     let parsed = grammar().try_get_matches_from(&given).and_then(|matches| {
         let flags = ExplicitFlags {
             bmdb_url: is_explicit_flag(&matches, "bmdb_url"),
@@ -98,7 +98,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>, others: fn() -> 
     // Before anything is printed: the first use of the zone sets it, too.
     set_current_zone(if cli.utc { Zone::utc() } else { Zone::of_environment() });
     let url = cli.bmdb_url.as_deref().filter(|_| flags.bmdb_url);
-    if let Some(warning) = url.and_then(|url| password_warning("bmdb_url", url)) {
+    if let Some(warning) = url.and_then(|url| password_warning("bmdb-url", url)) {
         print_stderr(&warning);
     }
     let line = CommandLine { cli, flags, order_flags, target_flags, arguments: given };
@@ -420,7 +420,7 @@ async fn open_backend(cli: &Cli, flags: ExplicitFlags) -> Result<FleetClient, Cl
 async fn connect_bmdb(cli: &Cli) -> Result<Bmdb, CliError> {
     let url = cli.bmdb_url.as_deref().ok_or_else(|| {
         CliError::Invalid(
-            "no BMDB is named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+            "no BMDB is named: give --bmdb-url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
              as SHEPHERD_BMDB_URL"
                 .to_owned(),
         )
@@ -552,7 +552,7 @@ mod tests {
             "watch --provider=",
             "wait machines --for healthy --product=",
             "hold --reason r --manufacturer=",
-            "retire --reason r --fact= --yes_count 3",
+            "retire --reason r --fact= --yes-count 3",
             "audit --machine=",
             "audit --actor=",
             "get audit --rpc=",
@@ -564,6 +564,61 @@ mod tests {
             let sentence = format_usage_error(&error, &grammar(), &arguments);
             assert_eq!(error.exit_code(), 2, "{line}");
             assert!(sentence.contains("> needs a value; see `shepherdctl "), "{line}: {sentence}");
+        }
+    }
+
+    /// Adds a command line for each flag of several words of a command and of those below it, up to that flag.
+    fn add_flag_lines(command: &clap::Command, path: &str, lines: &mut Vec<String>) {
+        let path = format!("{path} {}", command.get_name());
+        for flag in command.get_arguments() {
+            let value = if flag.get_action().takes_values() { "=1" } else { "" };
+            let long = flag.get_long().filter(|long| long.contains(['-', '_']));
+            lines.extend(long.map(|long| format!("{} --{long}{value}", path.trim_start())));
+        }
+        for below in command.get_subcommands() {
+            add_flag_lines(below, &path, lines);
+        }
+    }
+
+    #[test]
+    fn every_flag_is_accepted_with_dashes_and_with_underscores() {
+        let mut lines = Vec::new();
+        add_flag_lines(&grammar(), "", &mut lines);
+        assert!(lines.len() > 100, "{lines:?}");
+        for line in lines {
+            let (command, flag) = line.split_once(" --").unwrap();
+            assert!(!flag.contains('_'), "{line}: declare it with dashes");
+            let parse = |flag: &str| {
+                let words = format!("{command} --{flag}");
+                let given = spell_flags_with_dashes(words.split(' ').map(OsString::from));
+                let error = grammar().try_get_matches_from(&given).err()?;
+                // What is missing besides is another error.
+                assert_ne!(error.kind(), ErrorKind::UnknownArgument, "{words}: {error}");
+                Some(error.to_string())
+            };
+            assert_eq!(parse(&flag.replace('-', "_")), parse(flag), "{line}");
+        }
+    }
+
+    #[test]
+    fn command_that_is_repeated_has_dashes_however_it_was_typed() {
+        let typed = "shepherdctl --bmdb_url=postgres://a_b/c budget set reboot --max_count 5 --reason a_b";
+        let given = spell_flags_with_dashes(typed.split(' ').map(OsString::from));
+        let expected = "shepherdctl '--bmdb-url=postgres://a_b/c' budget set reboot --max-count 5 --reason a_b \
+                        --idempotency-key k";
+        assert_eq!(repeat_command(&given, "k"), expected);
+        let flags = TargetFlags::from_arguments(&given, &grammar());
+        assert_eq!(flags.qualify("shepherdctl issues"), "shepherdctl --bmdb-url postgres://a_b/c issues");
+    }
+
+    #[test]
+    fn mistyped_flag_is_answered_with_dashes() {
+        for typed in ["--dry-rn", "--dry_rn", "--dryrun", "--dry_runs"] {
+            let words = ["shepherdctl", "hold", "m", "--reason", "r", typed];
+            let given = spell_flags_with_dashes(words.map(OsString::from));
+            let error = grammar().try_get_matches_from(&given).unwrap_err();
+            let sentence = format_usage_error(&error, &grammar(), &given);
+            assert!(sentence.contains("; did you mean --dry-run? "), "{typed}: {sentence}");
         }
     }
 

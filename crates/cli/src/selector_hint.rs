@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn order_without_machines_is_answered_with_both_ways_to_give_them() {
         for (line, names_both) in [
-            (&["hold", "--yes_count", "3", "--reason", "r"][..], true),
+            (&["hold", "--yes-count", "3", "--reason", "r"][..], true),
             (&["hold"], true),
             (&["retry"], true),
             (&["--context", "prod", "quarantine", "--reason", "r"], true),
@@ -121,8 +121,8 @@ mod tests {
                 Some("shepherdctl update -l label.row=7 --release 1.4 --reason r"),
             ),
             (
-                &["get", "machines", "-l", "row=7", "--bmdb_url", "postgres://kim:secret@db/b"],
-                Some("shepherdctl get machines -l label.row=7 --bmdb_url 'postgres://kim:***@db/b'"),
+                &["get", "machines", "-l", "row=7", "--bmdb-url", "postgres://kim:secret@db/b"],
+                Some("shepherdctl get machines -l label.row=7 --bmdb-url 'postgres://kim:***@db/b'"),
             ),
             (&["get", "machines", "-l", "memory=64GiB"], None),
             (&["get", "machines", "-l", "row=7,phase=Redy"], None),

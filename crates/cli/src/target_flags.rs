@@ -48,7 +48,7 @@ impl TargetFlags {
             match flag {
                 "--direct" => is_direct = true,
                 "--context" => context = context.or(value.or_else(|| words.next())),
-                "--bmdb_url" | "--bmdb_dialect" => {
+                "--bmdb-url" | "--bmdb-dialect" => {
                     let value = value.or_else(|| words.next()).map(mask_url_password);
                     database.extend(value.map(|value| format!("{flag} {}", quote_if_needed(&value))));
                 }
@@ -123,15 +123,15 @@ mod tests {
             ("shepherdctl why m --context=prod", "--context prod"),
             ("shepherdctl why m --direct", "--direct"),
             (
-                "shepherdctl --direct --bmdb_url postgres://kim:secret@db/b why m --bmdb_dialect=cockroachdb",
-                "--direct --bmdb_url 'postgres://kim:***@db/b' --bmdb_dialect cockroachdb",
+                "shepherdctl --direct --bmdb-url postgres://kim:secret@db/b why m --bmdb-dialect=cockroachdb",
+                "--direct --bmdb-url 'postgres://kim:***@db/b' --bmdb-dialect cockroachdb",
             ),
             (
-                "shepherdctl why m --bmdb_url=postgres:///b?host=/run&password=secret",
-                "--bmdb_url 'postgres:///b?host=/run&password=***'",
+                "shepherdctl why m --bmdb-url=postgres:///b?host=/run&password=secret",
+                "--bmdb-url 'postgres:///b?host=/run&password=***'",
             ),
-            ("shepherdctl --context prod why m --bmdb_url postgres://db/b", "--context prod"),
-            ("shepherdctl why m --bmdb_url", ""),
+            ("shepherdctl --context prod why m --bmdb-url postgres://db/b", "--context prod"),
+            ("shepherdctl why m --bmdb-url", ""),
             ("shepherdctl why --context", ""),
             ("shepherdctl why -- --direct", ""),
             // Also of a line that the parser refuses.

@@ -28,7 +28,7 @@ use proto::fleet::v1::updates_client::UpdatesClient;
 
 pub(crate) const UPDATE_EXAMPLES: &str = "\
 Examples:
-  shepherdctl update -l label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry_run
+  shepherdctl update -l label.row=7 --release 'roleserver 1.4' --reason 'a try' --dry-run
   shepherdctl update -l '' --release 'roleserver 1.4' --parallelism 5 --reason '1.4'
 
 The release is an artefact (shepherdctl artefacts add). Each machine fetches it and switches to it; programs
@@ -75,7 +75,7 @@ pub struct UpdateArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
     /// Time limit for a machine to fetch the release, and as long again to report that it runs
-    #[arg(long = "machine_deadline", value_name = "SPAN", default_value = "2m")]
+    #[arg(long = "machine-deadline", value_name = "SPAN", default_value = "2m")]
     pub machine_deadline: Span,
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]

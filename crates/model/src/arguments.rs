@@ -1,33 +1,45 @@
-//! Command-line arguments: treat a dash in a flag name as an underscore.
+//! Command-line arguments: spell the names of long flags in one way.
 //!
-//! Flags are declared with underscores, as existing users know them, but people type dashes. So the *name* of every
-//! long flag is normalized before the arguments are parsed. Values, positional words (`allow host-key`) and everything
-//! after a lone `--` stay as they are. A program that uses this must declare all of its long flags with underscores.
+//! Flags of several words are accepted with dashes and with underscores. `shepherd` declares its flags with underscores,
+//! because they are also keys of its configuration. `shepherdctl` declares its own with dashes, as other tools for
+//! operators do. The *name* of every long flag is spelled as the program declares it before the arguments are parsed. So
+//! the parser, and a message that repeats the arguments, have one spelling. Values, positional words (`allow host-key`) and
+//! everything after a lone `--` stay as they are.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 /// Turns `--foo-bar` and `--foo-bar=x-y` into `--foo_bar` and `--foo_bar=x-y`.
 #[must_use]
-pub fn normalize_flag_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub fn spell_flags_with_underscores(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    spell_flags(arguments, b'-', b'_')
+}
+
+/// Turns `--foo_bar` and `--foo_bar=x_y` into `--foo-bar` and `--foo-bar=x_y`.
+#[must_use]
+pub fn spell_flags_with_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    spell_flags(arguments, b'_', b'-')
+}
+
+fn spell_flags(arguments: impl IntoIterator<Item = OsString>, from: u8, to: u8) -> Vec<OsString> {
     let mut flags_are_over = false;
     arguments
         .into_iter()
         .map(|argument| {
             flags_are_over |= argument == "--";
-            if flags_are_over { argument } else { with_underscores(argument) }
+            if flags_are_over { argument } else { spell_flag(argument, from, to) }
         })
         .collect()
 }
 
-fn with_underscores(argument: OsString) -> OsString {
+fn spell_flag(argument: OsString, from: u8, to: u8) -> OsString {
     let Some(flag) = argument.as_bytes().strip_prefix(b"--") else { return argument };
     let end = flag.iter().position(|&byte| byte == b'=').unwrap_or(flag.len());
-    if !flag[..end].contains(&b'-') {
+    if !flag[..end].contains(&from) {
         return argument;
     }
     let mut bytes = b"--".to_vec();
-    bytes.extend(flag[..end].iter().map(|&byte| if byte == b'-' { b'_' } else { byte }));
+    bytes.extend(flag[..end].iter().map(|&byte| if byte == from { to } else { byte }));
     bytes.extend_from_slice(&flag[end..]);
     OsString::from_vec(bytes)
 }
@@ -36,40 +48,55 @@ fn with_underscores(argument: OsString) -> OsString {
 mod tests {
     use super::*;
 
-    fn normalized(arguments: &[&str]) -> Vec<String> {
-        normalize_flag_dashes(arguments.iter().map(OsString::from))
-            .into_iter()
-            .map(|argument| argument.into_string().unwrap())
-            .collect()
+    fn spelled(spell: fn(Vec<OsString>) -> Vec<OsString>, arguments: &[&str]) -> Vec<String> {
+        let arguments = spell(arguments.iter().map(OsString::from).collect());
+        arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect()
     }
 
     #[test]
-    fn names_of_long_flags_get_underscores_and_nothing_else_does() {
-        for (given, expected) in [
-            ("--bmdb-url", "--bmdb_url"),
-            ("--bmdb_url", "--bmdb_url"),
-            ("--bmdb-url=postgres://my-host/b-c", "--bmdb_url=postgres://my-host/b-c"),
-            ("--reason=--not-a-flag", "--reason=--not-a-flag"),
-            ("--limit", "--limit"),
-            ("-o", "-o"),
-            ("-", "-"),
-            ("host-key", "host-key"),
-            ("rack-a/sim-0007", "rack-a/sim-0007"),
-            ("", ""),
+    fn names_of_long_flags_are_spelled_in_one_way_and_nothing_else_is() {
+        for (given, underscores, dashes) in [
+            ("--bmdb-url", "--bmdb_url", "--bmdb-url"),
+            ("--bmdb_url", "--bmdb_url", "--bmdb-url"),
+            ("--no-such_flag", "--no_such_flag", "--no-such-flag"),
+            (
+                "--bmdb-url=postgres://my-host/b_c",
+                "--bmdb_url=postgres://my-host/b_c",
+                "--bmdb-url=postgres://my-host/b_c",
+            ),
+            (
+                "--bmdb_url=postgres://my-host/b_c",
+                "--bmdb_url=postgres://my-host/b_c",
+                "--bmdb-url=postgres://my-host/b_c",
+            ),
+            ("--reason=--not-a_flag", "--reason=--not-a_flag", "--reason=--not-a_flag"),
+            ("--limit", "--limit", "--limit"),
+            ("-o", "-o", "-o"),
+            ("-", "-", "-"),
+            ("host-key", "host-key", "host-key"),
+            ("rack_a/sim-0007", "rack_a/sim-0007", "rack_a/sim-0007"),
+            ("", "", ""),
         ] {
-            assert_eq!(normalized(&["program", given]), ["program", expected]);
+            assert_eq!(spelled(spell_flags_with_underscores, &["program", given]), ["program", underscores]);
+            assert_eq!(spelled(spell_flags_with_dashes, &["program", given]), ["program", dashes]);
         }
     }
 
     #[test]
     fn arguments_after_a_double_dash_are_unchanged() {
-        assert_eq!(normalized(&["p", "--a-b", "--", "--c-d", "--"]), ["p", "--a_b", "--", "--c-d", "--"]);
+        let after = ["--", "--c-d", "--e_f", "--"];
+        let given = [&["p", "--a-b", "--g_h"][..], &after].concat();
+        let underscores = [&["p", "--a_b", "--g_h"][..], &after].concat();
+        assert_eq!(spelled(spell_flags_with_underscores, &given), underscores);
+        let dashes = [&["p", "--a-b", "--g-h"][..], &after].concat();
+        assert_eq!(spelled(spell_flags_with_dashes, &given), dashes);
     }
 
     #[test]
     fn non_utf8_arguments_are_unchanged() {
         let odd = OsString::from_vec(b"--key-path=\xff-\xfe".to_vec());
         let expected = OsString::from_vec(b"--key_path=\xff-\xfe".to_vec());
-        assert_eq!(normalize_flag_dashes([odd]), [expected]);
+        assert_eq!(spell_flags_with_underscores([odd.clone()]), [expected.clone()]);
+        assert_eq!(spell_flags_with_dashes([expected]), [odd]);
     }
 }

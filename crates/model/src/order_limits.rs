@@ -79,7 +79,7 @@ pub fn check_order_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), 
     if order.overrides_limits && !order.is_admin {
         return refuse(
             "NOT_AN_ADMIN",
-            "only an admin may exceed the limits; order without --beyond_limits, or ask an admin".to_owned(),
+            "only an admin may exceed the limits; order without --beyond-limits, or ask an admin".to_owned(),
         );
     }
     if !order.overrides_limits {
@@ -134,7 +134,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
         return refuse(
             "EVERYBODY",
             "the selector matches every machine, which exceeds the limits; narrow it, or let an admin order it with \
-             --beyond_limits"
+             --beyond-limits"
                 .to_owned(),
         );
     }
@@ -144,7 +144,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
             "TOO_MANY",
             format!(
                 "{found}, and the policy's order_limits permit {most} in one order; narrow it, or let an admin order it \
-                 with --beyond_limits"
+                 with --beyond-limits"
             ),
         );
     }
@@ -154,7 +154,7 @@ fn check_limits(order: &BulkOrder, limits: OrderLimits) -> Result<(), OrderLimit
             "TOO_MANY_IN_AN_HOUR",
             format!(
                 "{found}; orders of the last hour were about {}, and the policy's order_limits permit {per_hour} within \
-                 an hour; wait, or let an admin order it with --beyond_limits",
+                 an hour; wait, or let an admin order it with --beyond-limits",
                 order.ordered_last_hour
             ),
         );

@@ -224,7 +224,8 @@ mod tests {
             ("internationalization is long\n", 10, "internationalization\nis long\n"),
             // A description stays beside its label if it has half of the width.
             ("  -o  the output of it\n", 16, "  -o  the output\n      of it\n"),
-            ("  --a_long_flag  the output\n", 16, "  --a_long_flag\n      the output\n"),
+            ("  --a-long-flag  the output\n", 16, "  --a-long-flag\n      the output\n"),
+            ("give --dry-run first\n", 11, "give\n--dry-run\nfirst\n"),
             ("東京 東京 東京\n", 9, "東京 東京\n東京\n"),
             ("שלום עולם טוב\n", 9, "שלום עולם\nטוב\n"),
             ("👩 👩 👩 👩\n", 8, "👩 👩 👩\n👩\n"),

@@ -23,7 +23,7 @@ pub(super) fn why(answer: &Answer) -> Value {
 
 /// The idempotency key and the approval in what `shepherdctl` prints about an order that needs another admin.
 fn key_and_approval(output: &str) -> anyhow::Result<(&str, &str)> {
-    let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+    let again = output.lines().find(|line| line.contains("--idempotency-key")).context("the command")?;
     let key = again.rsplit(' ').next().context("the key")?;
     let approval = output.split(" approve ").nth(1).and_then(|rest| rest.split(' ').next());
     Ok((key, approval.context("the approval")?))
@@ -82,7 +82,7 @@ const REQUESTS: &str = "
 async fn approvals_are_listed_to_their_end_in_pages() -> TestResult {
     let api = Api::start("api_many_approvals").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     sqlx::query(REQUESTS).execute(&api.pool).await?;
     let viewer = api.key(AccessRole::Viewer, &[], None).await?;
     let (mut listed, mut token, mut sizes): (Vec<(String, String)>, _, _) =
@@ -123,17 +123,17 @@ async fn approvals_are_listed_to_their_end_in_pages() -> TestResult {
 async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> TestResult {
     let api = Api::start("api_second_person_typed").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save-context", "home"])?;
     api.bmdb.change_policy("test", |policy| policy.two_person_rule.required = true).await?;
     for (direct, kind) in [(false, "reboot"), (true, "release")] {
         let give = |arguments: &[&str]| if direct { kim.direct(arguments) } else { kim.ask(arguments) };
-        let typed = ["budget", "set", kind, "--max_count", "7", "--reason", "it's due"];
+        let typed = ["budget", "set", kind, "--max-count", "7", "--reason", "it's due"];
         assert!(
-            give(&[&typed[..], &["--dry_run"]].concat())?.contains("is 7 in 10m"),
+            give(&[&typed[..], &["--dry-run"]].concat())?.contains("is 7 in 10m"),
             "a dry run needs nobody"
         );
         let output = give(&typed).err().context("it needs another admin")?.to_string();
-        let again = output.lines().find(|line| line.contains("--idempotency_key")).context("the command")?;
+        let again = output.lines().find(|line| line.contains("--idempotency-key")).context("the command")?;
         assert!(again.contains("budget set") && again.contains("\"it's due\""), "{again}");
         let (key, approval) = key_and_approval(&output)?;
         let own = kim.direct(&["approve", approval, "--reason", "mine"]).err().context("one's own")?;
@@ -142,7 +142,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
         let approved = kim
             .command(&[
                 "--direct",
-                "--bmdb_dialect",
+                "--bmdb-dialect",
                 dialect,
                 "approve",
                 approval,
@@ -153,7 +153,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
             .env("USER", "lee")
             .output()?;
         assert!(approved.status.success(), "{approved:?}");
-        let done = give(&[&typed[..], &["--idempotency_key", key]].concat())?;
+        let done = give(&[&typed[..], &["--idempotency-key", key]].concat())?;
         assert!(done.contains("is 7 in 10m") && done.contains("; approved by lee@"), "{done}");
     }
     assert!(kim.ask(&["get", "approvals"])?.contains("used"));
@@ -164,7 +164,7 @@ async fn command_line_says_what_to_type_again_through_the_api_and_directly() -> 
 async fn repeated_command_creates_the_token_that_another_admin_approved() -> TestResult {
     let api = Api::start("api_second_person_token").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save-context", "home"])?;
     let lee = api.key(AccessRole::Admin, &[], None).await?;
     api.bmdb.enable_two_person_rule("test").await?.context("it was off")?;
     let typed = ["tokens", "create", "max", "--role", "viewer", "--reason", "max is new"];
@@ -173,7 +173,7 @@ async fn repeated_command_creates_the_token_that_another_admin_approved() -> Tes
     let (key, approval) = key_and_approval(&output)?;
     let body = json!({ "approvalId": approval, "order": order("max is known to me", "a") });
     api.call(Some(&lee.token), "Approvals/Approve", body).await?.ok()?;
-    let token = kim.ask(&[&typed[..], &["--idempotency_key", key]].concat())?;
+    let token = kim.ask(&[&typed[..], &["--idempotency-key", key]].concat())?;
     assert_eq!(api.call(Some(token.trim()), "Machines/List", json!({})).await?.code, 200);
     // A person at the database is outside of the rule where it is about credentials.
     kim.direct(&["tokens", "create", "ned", "--role", "viewer", "--reason", "nobody can approve it"])?;
@@ -196,7 +196,7 @@ fn sign_next(api: &Api, statement: &'static str) -> JoinHandle<sqlx::Result<()>>
 async fn repeated_command_uses_the_key_of_the_request_that_was_approved() -> TestResult {
     let api = Api::start("api_second_person_key").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save-context", "home"])?;
     let lee = api.key(AccessRole::Admin, &[], None).await?;
     api.bmdb.enable_two_person_rule("test").await?.context("it was off")?;
     insert_cluster(&api).await?;
@@ -206,14 +206,14 @@ async fn repeated_command_uses_the_key_of_the_request_that_was_approved() -> Tes
     for (command, output, file, signed) in [
         (
             &["credentials", "issue"][..],
-            ["--output_dir", directory],
+            ["--output-dir", directory],
             "fra/kim.key",
             "UPDATE cluster_credential SET certificate = decode('01', 'hex'), serial = repeat('0', 32),
                  expires_at = clock_timestamp() + INTERVAL '8 hours'",
         ),
         (
             &["kubeconfig"],
-            ["--output_file", config],
+            ["--output-file", config],
             "fra.yaml.key",
             "UPDATE cluster_kubernetes_user SET certificate = decode('01', 'hex'), servers = '[\"02\"]',
                  api_servers = '[\"10.0.0.1:6443\"]', expires_at = clock_timestamp() + INTERVAL '8 hours'",
@@ -224,7 +224,7 @@ async fn repeated_command_uses_the_key_of_the_request_that_was_approved() -> Tes
         let refused = kim.ask(&typed).err().context("it needs another admin")?.to_string();
         assert!(refused.contains("issuing a certificate for a cluster needs another admin"), "{refused}");
         let (key, approval) = key_and_approval(&refused)?;
-        let repeated = [&typed[..], &["--idempotency_key", key]].concat();
+        let repeated = [&typed[..], &["--idempotency-key", key]].concat();
         let secret = std::fs::read_to_string(path(file))?;
         let waits = kim.ask(&repeated).err().context("nobody approved it yet")?.to_string();
         assert_eq!(key_and_approval(&waits)?.1, approval);
@@ -246,7 +246,7 @@ async fn repeated_command_uses_the_key_of_the_request_that_was_approved() -> Tes
     // A kubeconfig that is only printed has no file for its key.
     let printed = ["cluster", "kubeconfig", "fra", "--holder", "kim", "--reason", "a look"];
     let refused = kim.ask(&printed).err().context("it needs another admin")?.to_string();
-    assert!(refused.contains("give the order with --output_file FILE instead"), "{refused}");
-    assert!(!refused.contains("--idempotency_key"), "it cannot be repeated: {refused}");
+    assert!(refused.contains("give the order with --output-file FILE instead"), "{refused}");
+    assert!(!refused.contains("--idempotency-key"), "it cannot be repeated: {refused}");
     Ok(api.stop().await?)
 }

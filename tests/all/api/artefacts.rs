@@ -17,7 +17,7 @@ fn digest(bytes: &[u8]) -> String {
 async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult {
     let api = Api::start("api_artefacts").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let piece = usize::try_from(PIECE_BYTES)?;
     // Bytes that could be decoded as very many empty fields are not decoded as such.
     let empty = [10_u8, 0].into_iter().cycle().take(2 * piece);
@@ -27,8 +27,8 @@ async fn file_is_brought_whole_and_goes_on_where_it_was_cut_off() -> TestResult 
     let file = file.to_str().context("text")?;
     let add = ["artefacts", "add", file, "--reason", "the new front"];
 
-    let dry = kim.ask(&[&add[..], &["--dry_run"]].concat())?;
-    assert!(dry.contains("without --dry_run: the artefact server-1.4 is added once it is uploaded"), "{dry}");
+    let dry = kim.ask(&[&add[..], &["--dry-run"]].concat())?;
+    assert!(dry.contains("without --dry-run: the artefact server-1.4 is added once it is uploaded"), "{dry}");
     assert_eq!(api.count("SELECT count(*) FROM artefact").await?, 0, "a dry run brings nothing");
 
     // An earlier upload was begun and interrupted.

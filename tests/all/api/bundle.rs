@@ -69,7 +69,7 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
     let api = Api::start("api_bundle").await?;
     let [troubled, well] = fleet(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let id = well.to_string();
     let reason = "for shepherd_0199f3a2_c2VjcmV0c2VjcmV0, see postgres://kim:hunter2@db/bmdb";
     kim.ask(&["hold", &id, "--reason", reason])?;
@@ -81,11 +81,11 @@ async fn bundle_has_everything_but_secrets_whichever_source_builds_it() -> TestR
         "bundle",
         "--machine",
         &id,
-        "--output_file",
+        "--output-file",
         reported.to_str().context("a path")?,
     ])?;
     assert!(output.contains("holds 19 files"), "{output}");
-    kim.direct(&["debug", "bundle", "--machine", &id, "--output_file", direct.to_str().context("a path")?])?;
+    kim.direct(&["debug", "bundle", "--machine", &id, "--output-file", direct.to_str().context("a path")?])?;
     assert_eq!(metadata(&reported)?.permissions().mode() & 0o777, 0o600);
     let (reports, direct) = (unpacked(&reported)?, unpacked(&direct)?);
     assert_eq!(reports.keys().collect::<Vec<_>>(), direct.keys().collect::<Vec<_>>());
@@ -116,7 +116,7 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let path = kim.home.path().join("bundle.tar.gz");
     let file = path.to_str().context("a path")?;
-    let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--output_file", file])?;
+    let output = kim.direct(&["debug", "bundle", "--machine", "nobody", "--output-file", file])?;
     assert!(output.contains("without `why nobody`: "), "{output}");
     let about = parsed(&unpacked(&path)?, "about.json")?;
     let failed = about["failures"].as_object().context("an object")?;
@@ -124,8 +124,8 @@ async fn bundle_overwrites_nothing_and_names_what_it_could_not_have() -> TestRes
 
     let before = std::fs::read(&path)?;
     let refused =
-        kim.direct(&["debug", "bundle", "--output_file", file]).expect_err("it is there already").to_string();
-    assert!(refused.contains("name another file with --output_file"), "{refused}");
+        kim.direct(&["debug", "bundle", "--output-file", file]).expect_err("it is there already").to_string();
+    assert!(refused.contains("name another file with --output-file"), "{refused}");
     assert_eq!(std::fs::read(&path)?, before);
     Ok(())
 }

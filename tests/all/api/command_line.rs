@@ -49,7 +49,7 @@ impl Operator<'_> {
     /// Runs the command against the database itself.
     pub(super) fn direct(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let dialect = self.api.database.dialect().as_str();
-        let mut command = self.command(&[&["--direct", "--bmdb_dialect", dialect], arguments].concat());
+        let mut command = self.command(&[&["--direct", "--bmdb-dialect", dialect], arguments].concat());
         read_stdout(&command.env("SHEPHERD_BMDB_URL", self.api.database.url()).output()?)
     }
 
@@ -209,14 +209,14 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let lost = kim.command(&["get", "machines"]).output()?;
     assert_eq!(lost.status.code(), Some(2));
-    assert!(String::from_utf8(lost.stderr)?.contains("tokens bootstrap --save_context"));
+    assert!(String::from_utf8(lost.stderr)?.contains("tokens bootstrap --save-context"));
 
-    let output = kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    let output = kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let token = kim.home.path().join(".config/shepherd/home.token");
     assert_eq!(std::fs::metadata(&token)?.permissions().mode() & 0o777, 0o600);
     let secret = std::fs::read_to_string(&token)?;
     assert!(!output.contains(secret.trim()), "the token is in its file: {output}");
-    let again = kim.direct(&["tokens", "bootstrap", "--save_context", "home"]);
+    let again = kim.direct(&["tokens", "bootstrap", "--save-context", "home"]);
     assert!(again.is_err(), "a token is never written over");
 
     let paused = kim.ask(&["loops", "pause", "updater", "--reason", "a new list", "--until", "2h"])?;
@@ -226,13 +226,13 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
     assert!(kim.ask(&["get", "machines", "--label", "row=7"])?.contains("row=7"));
     let unsure = kim.command(&["quarantine", "--label", "row=7", "--reason", "a fan"]).output()?;
     let text = String::from_utf8(unsure.stderr)?;
-    assert!(unsure.status.code() == Some(2) && text.contains("give --yes_count 1"), "{text}");
+    assert!(unsure.status.code() == Some(2) && text.contains("give --yes-count 1"), "{text}");
     let wrong =
-        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "2"]).output()?;
+        kim.command(&["quarantine", "--label", "row", "--reason", "a fan", "--yes-count", "2"]).output()?;
     assert!(String::from_utf8(wrong.stderr)?.contains("the selector matches 1 machine, and 2 were expected"));
-    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes_count", "1"])?;
+    let done = kim.ask(&["quarantine", "--label", "row", "--reason", "a fan", "--yes-count", "1"])?;
     assert!(done.contains("is quarantined until") && done.contains("1 machine: 1 changed"), "{done}");
-    let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--yes_count", "1"])?;
+    let done = kim.direct(&["release", "--fact", "quarantine", "--quarantine", "--yes-count", "1"])?;
     assert!(done.contains("is not quarantined any more"), "{done}");
     assert!(kim.ask(&["label", &machine, "row-"])?.contains("has no label any more"));
     let held = kim.json(&["hold", &machine, "--reason", "a new disk", "--until", "2h"])?;
@@ -297,7 +297,7 @@ async fn newcomer_bootstraps_a_context_and_gets_the_answers_that_the_database_gi
 async fn token_is_revoked_by_what_the_list_prints() -> TestResult {
     let api = Api::start("api_token_names").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save-context", "home"])?;
     let create = |name: &'static str| ["tokens", "create", name, "--role", "viewer", "--reason", "is new"];
     let id = kim.json(&create("lee"))?["credential"]["credentialId"].as_str().context("an id")?.to_owned();
     let unknown = kim.command(&["tokens", "revoke", "lea", "--reason", "lee left"]).output()?;
@@ -326,7 +326,7 @@ async fn token_is_revoked_by_what_the_list_prints() -> TestResult {
 async fn token_expires_at_the_time_or_after_the_duration_of_until() -> TestResult {
     let api = Api::start("api_token_until").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--until", "90d", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--until", "90d", "--save-context", "home"])?;
     let create =
         |name, until| ["tokens", "create", name, "--role", "viewer", "--reason", "is new", "--until", until];
     let moment = Timestamp::from(std::time::SystemTime::now() + std::time::Duration::from_hours(48));
@@ -361,29 +361,29 @@ async fn exit_code_follows_from_the_outcome_through_the_api_and_directly() -> Te
     let api = Api::start("api_exit_codes").await?;
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let dialect = api.database.dialect().as_str();
-    for source in [&[][..], &["--direct", "--bmdb_dialect", dialect]] {
+    for source in [&[][..], &["--direct", "--bmdb-dialect", dialect]] {
         for (line, expected) in [
             ("quarantine M --reason fan", 0),
             ("quarantine M --reason fan", 0),
             ("release M", 1),
-            ("release M --dry_run", 1),
-            ("release --provider rack --dry_run", 1),
-            ("release --provider rack --yes_count 1", 1),
-            ("release --provider rack --yes_count 2", 4),
-            ("release --provider rack --yes_count 2 --dry_run", 4),
-            ("release --provider nobody --yes_count 0", 3),
+            ("release M --dry-run", 1),
+            ("release --provider rack --dry-run", 1),
+            ("release --provider rack --yes-count 1", 1),
+            ("release --provider rack --yes-count 2", 4),
+            ("release --provider rack --yes-count 2 --dry-run", 4),
+            ("release --provider nobody --yes-count 0", 3),
             ("release --provider nobody", 3),
-            ("release --provider nobody --dry_run", 3),
+            ("release --provider nobody --dry-run", 3),
             // The last word is empty, as of a variable that is not set.
-            ("release --yes_count 1 --provider ", 2),
-            ("release --yes_count 1", 2),
+            ("release --yes-count 1 --provider ", 2),
+            ("release --yes-count 1", 2),
             ("release M --quarantine", 0),
             ("release M --quarantine", 0),
             ("hold M --reason disk --until 2020-01-01T00:00:00Z", 2),
-            ("hold --provider rack --yes_count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
-            ("hold --provider rack --dry_run --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --yes-count 1 --reason disk --until 2020-01-01T00:00:00Z", 2),
+            ("hold --provider rack --dry-run --reason disk --until 2020-01-01T00:00:00Z", 2),
             ("hold M", 2),
             ("hold no-such --reason disk", 3),
             ("cluster delete nowhere --reason over", 3),
@@ -429,7 +429,7 @@ async fn error_of_json_output_is_one_object() -> TestResult {
     let api = Api::start("api_json_errors").await?;
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for (line, code, status, exit) in [
         ("why nobody", 404, "NOT_FOUND", 3),
         ("get machine nobody", 404, "NOT_FOUND", 3),
@@ -473,7 +473,7 @@ async fn order_whose_answer_was_lost_is_carried_out_once_and_answered() -> TestR
     let machine = provided(&api.pool).await?.to_string();
     let (another, stop_another) = api.another().await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
 
     // The first shepherd's response is lost, and the second one knows the order.
     let holds = "SELECT count(*) FROM audit WHERE rpc LIKE '%Machines/Hold'";
@@ -515,11 +515,11 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
         let dialect = api.database.dialect().as_str();
         let mut command = kim.command(&[
             "--direct",
-            "--bmdb_dialect",
+            "--bmdb-dialect",
             dialect,
             "tokens",
             "bootstrap",
-            "--save_context",
+            "--save-context",
             name,
         ]);
         command.env("SHEPHERD_BMDB_URL", api.database.url());
@@ -536,7 +536,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     std::fs::remove_file(kim.contexts())?;
 
     let elsewhere = tempfile::tempdir()?;
-    let made = bootstrap("home").args(["--output_file", "a.token"]).current_dir(elsewhere.path()).output()?;
+    let made = bootstrap("home").args(["--output-file", "a.token"]).current_dir(elsewhere.path()).output()?;
     read_stdout(&made)?;
     let home = Contexts::read(&kim.contexts())?.contexts["home"].clone();
     assert!(home.token_path.is_absolute() && home.token_path.ends_with("a.token"), "{home:?}");
@@ -545,7 +545,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
     // The environment names a context for every command. `--direct` is given for this one command.
     let direct = |arguments: &[&str]| {
         let mut command = kim.command(&["--direct", "get", "machines"]);
-        command.args(arguments).args(["--bmdb_dialect", api.database.dialect().as_str()]);
+        command.args(arguments).args(["--bmdb-dialect", api.database.dialect().as_str()]);
         command.env("SHEPHERD_BMDB_URL", api.database.url()).env("SHEPHERD_CONTEXT", "home").output()
     };
     read_stdout(&direct(&[])?)?;
@@ -578,7 +578,7 @@ async fn context_is_made_to_be_used_anywhere_or_not_at_all() -> TestResult {
 async fn credentials_are_listed_to_their_end_however_much_each_says() -> TestResult {
     let api = Api::start("api_many_credentials").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let providers: Vec<String> = (0..100).map(|number| format!("rack-{number}")).collect();
     let providers: Vec<&str> = providers.iter().map(String::as_str).collect();
     // More than a client decodes at once.

@@ -47,7 +47,7 @@ async fn start_operator(api: &Api) -> anyhow::Result<Operator<'_>> {
         sqlx::query(statement).execute(&api.pool).await?;
     }
     let kim = Operator { api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     Ok(kim)
 }
 

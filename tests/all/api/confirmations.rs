@@ -72,7 +72,7 @@ async fn populate(api: &Api) -> anyhow::Result<Vec<FinalOrder>> {
     let (retired, words) = ("SELECT count(*) FROM machine_retirement", format!("rack/{wiping} is not wiped"));
     Ok(vec![
         final_order(&format!("retire {one}"), &format!("rack/{one}"), &["--yes"], retired),
-        final_order(&format!("retire {two} {three}"), "2", &["--yes_count", "2"], retired),
+        final_order(&format!("retire {two} {three}"), "2", &["--yes-count", "2"], retired),
         final_order(
             &format!("retire waive {wiping} wipe"),
             &words,
@@ -92,7 +92,7 @@ async fn populate(api: &Api) -> anyhow::Result<Vec<FinalOrder>> {
             "SELECT count(*) FROM cluster WHERE deleting_at IS NOT NULL",
         ),
         final_order(
-            "cluster restore burnt --bypass_quorum",
+            "cluster restore burnt --bypass-quorum",
             "burnt",
             &["--yes"],
             "SELECT count(*) FROM cluster WHERE restoring_from IS NOT NULL",
@@ -192,9 +192,9 @@ async fn paste(kim: &Operator<'_>, line: &str) -> anyhow::Result<Output> {
 async fn only_the_right_text_or_flag_gives_an_order_that_nothing_undoes() -> TestResult {
     let (prod, lab) = (Api::start("api_confirm_prod").await?, Api::start("api_confirm_lab").await?);
     let kim = Operator { api: &prod, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "prod"])?;
     let dialect = lab.database.dialect().as_str();
-    let bootstrap = ["--direct", "--bmdb_dialect", dialect, "tokens", "bootstrap", "--save_context", "lab"];
+    let bootstrap = ["--direct", "--bmdb-dialect", dialect, "tokens", "bootstrap", "--save-context", "lab"];
     read_stdout(&kim.command(&bootstrap).env("SHEPHERD_BMDB_URL", lab.database.url()).output()?)?;
     let fleets = [
         Fleet { context: "prod", orders: populate(&prod).await?, api: &prod },
@@ -235,14 +235,14 @@ async fn only_the_right_text_or_flag_gives_an_order_that_nothing_undoes() -> Tes
 async fn number_of_many_machines_is_replaced_by_no_other_flag() -> TestResult {
     let api = Api::start("api_confirm_many").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (one, two) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     let retire = |flags: &[&str]| {
         let words = ["retire", &one, &two, "--reason", "sold"];
         kim.command(&[&words[..], flags].concat())
     };
     for (flags, expected) in
-        [(&["--yes"][..], 2), (&["--yes_count", "3"], 4), (&["--yes", "--yes_count", "1"], 4)]
+        [(&["--yes"][..], 2), (&["--yes-count", "3"], 4), (&["--yes", "--yes-count", "1"], 4)]
     {
         let output = retire(flags).output()?;
         assert_eq!(output.status.code(), Some(expected), "{flags:?}: {output:?}");
@@ -272,7 +272,7 @@ async fn number_of_many_machines_is_replaced_by_no_other_flag() -> TestResult {
 async fn what_a_list_prints_goes_into_an_order() -> TestResult {
     let api = Api::start("api_order_names").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for _ in 0..3 {
         provided(&api.pool).await?;
     }
@@ -314,18 +314,18 @@ async fn what_a_list_prints_goes_into_an_order() -> TestResult {
 async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
     let api = Api::start("api_fleet_names").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let machine = provided(&api.pool).await?.to_string();
     kim.ask(&["hold", &machine, "--reason", "a disk"])?;
     for statement in SENTENCES {
         sqlx::query(statement).execute(&api.pool).await?;
     }
     let server = format!("context home ({})", api.server.local_addr);
-    let dry = ["reboot", &machine, "--reason", "a kernel", "--dry_run"];
+    let dry = ["reboot", &machine, "--reason", "a kernel", "--dry-run"];
     for (output, expected) in [
-        (kim.ask(&["release", &machine, "--dry_run"])?, &server),
-        (kim.json(&["release", &machine, "--dry_run"])?["fleet"].to_string(), &server),
-        (kim.direct(&["release", &machine, "--dry_run"])?, &"the database ".to_owned()),
+        (kim.ask(&["release", &machine, "--dry-run"])?, &server),
+        (kim.json(&["release", &machine, "--dry-run"])?["fleet"].to_string(), &server),
+        (kim.direct(&["release", &machine, "--dry-run"])?, &"the database ".to_owned()),
     ] {
         assert!(output.contains(expected), "{output}");
     }

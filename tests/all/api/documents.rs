@@ -340,7 +340,7 @@ async fn every_reading_command_prints_the_document_of_the_api() -> TestResult {
         sqlx::query(statement).execute(&api.pool).await?;
     }
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let key = api.key(AccessRole::Admin, &[], None).await?;
     let described: Value = api.http.get(api.url("/openapi.json")).send().await?.json().await?;
     let sources = DocumentSources { kim, key, schemas: described["components"]["schemas"].clone() };

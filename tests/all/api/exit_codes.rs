@@ -117,7 +117,7 @@ impl<'a> Fleet<'a> {
         sqlx::query(ARTEFACTS).execute(&api.pool).await?;
         api.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = true).await?;
         let kim = Operator { api, home: tempfile::tempdir()? };
-        kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+        kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
         let certificate = CertificateParams::default().self_signed(&KeyPair::generate()?)?.pem();
         for (name, text) in [
             ("server", "#!/bin/sh\n"),
@@ -205,7 +205,7 @@ impl<'a> Fleet<'a> {
                 command.args(["--context", name]);
             }
             Some(Target::Database(url)) => {
-                command.args(["--direct", "--bmdb_dialect", self.kim.api.database.dialect().as_str()]);
+                command.args(["--direct", "--bmdb-dialect", self.kim.api.database.dialect().as_str()]);
                 command.env("SHEPHERD_BMDB_URL", url);
             }
             None => {}

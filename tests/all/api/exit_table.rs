@@ -180,17 +180,17 @@ pub(super) const SEVERAL: &[SeveralRow] = &[
     (
         NOTHING,
         &[
-            ("retire MACHINE OTHER --dry_run", 0),
+            ("retire MACHINE OTHER --dry-run", 0),
             ("retire MACHINE OTHER", 2),
-            ("retire MACHINE OTHER --yes_count 3 --dry_run", 4),
-            ("retire MACHINE OTHER --yes_count 3", 4),
+            ("retire MACHINE OTHER --yes-count 3 --dry-run", 4),
+            ("retire MACHINE OTHER --yes-count 3", 4),
             ("retire MACHINE --yes", 0),
             ("retire MACHINE OTHER", 2),
-            ("retire MACHINE OTHER --yes_count 2", 0),
+            ("retire MACHINE OTHER --yes-count 2", 0),
             // Nothing is left to confirm.
-            ("retire MACHINE OTHER --dry_run", 0),
+            ("retire MACHINE OTHER --dry-run", 0),
             ("retire MACHINE OTHER", 0),
-            ("retire OTHER MACHINE --yes_count 2", 0),
+            ("retire OTHER MACHINE --yes-count 2", 0),
             ("retire MACHINE OTHER nobody", 3),
             ("retire cancel MACHINE OTHER", 0),
             ("retire cancel MACHINE OTHER", 0),
@@ -199,12 +199,12 @@ pub(super) const SEVERAL: &[SeveralRow] = &[
     (
         &[CLUSTER, VOTERS],
         &[
-            ("power off MACHINE OTHER --dry_run", 0),
+            ("power off MACHINE OTHER --dry-run", 0),
             ("power off MACHINE OTHER", 2),
-            ("power off MACHINE OTHER --yes_count 2", 0),
-            ("power off MACHINE OTHER --dry_run", 0),
+            ("power off MACHINE OTHER --yes-count 2", 0),
+            ("power off MACHINE OTHER --dry-run", 0),
             ("power off MACHINE OTHER", 0),
-            ("power on MACHINE OTHER --dry_run", 4),
+            ("power on MACHINE OTHER --dry-run", 4),
             ("power on MACHINE OTHER", 4),
         ],
     ),
@@ -213,7 +213,7 @@ pub(super) const SEVERAL: &[SeveralRow] = &[
         &[
             ("quarantine MACHINE OTHER", 0),
             ("quarantine MACHINE OTHER", 0),
-            ("release MACHINE OTHER --dry_run", 1),
+            ("release MACHINE OTHER --dry-run", 1),
             ("release MACHINE OTHER", 1),
         ],
     ),
@@ -368,8 +368,8 @@ pub(super) const ROWS: &[Row] = &[
         "budget set",
         NOTHING,
         [
-            Run("budget set reboot --max_count 50"),
-            Run("budget set reboot --max_count 50"),
+            Run("budget set reboot --max-count 50"),
+            Run("budget set reboot --max-count 50"),
             ALWAYS,
             Never("the grammar has the budgets"),
         ],
@@ -453,7 +453,7 @@ pub(super) const ROWS: &[Row] = &[
             Run("cluster create NEW --workers 1"),
             Never("a name that another cluster has is refused"),
             REFUSED,
-            Run("cluster create nowhere --kubernetes_bundle nothing"),
+            Run("cluster create nowhere --kubernetes-bundle nothing"),
         ],
     ),
     order(
@@ -480,10 +480,10 @@ pub(super) const ROWS: &[Row] = &[
         "cluster roles",
         &[CLUSTER],
         [
-            Run("cluster declare CLUSTER HOME/role.toml; cluster roles CLUSTER --add_role front"),
-            Run("cluster roles CLUSTER --add_role front"),
+            Run("cluster declare CLUSTER HOME/role.toml; cluster roles CLUSTER --add-role front"),
+            Run("cluster roles CLUSTER --add-role front"),
             REFUSED,
-            Run("cluster roles nowhere --add_role front"),
+            Run("cluster roles nowhere --add-role front"),
         ],
     ),
     order(
@@ -555,8 +555,8 @@ pub(super) const ROWS: &[Row] = &[
         "cluster restore",
         &[CLUSTER, SNAPSHOT],
         [
-            Run("cluster restore CLUSTER --bypass_quorum --yes"),
-            Run("cluster restore CLUSTER --bypass_quorum --yes"),
+            Run("cluster restore CLUSTER --bypass-quorum --yes"),
+            Run("cluster restore CLUSTER --bypass-quorum --yes"),
             REFUSED,
             Run("cluster restore nowhere --yes"),
         ],
@@ -575,10 +575,10 @@ pub(super) const ROWS: &[Row] = &[
         "cluster credentials issue",
         &[CLUSTER],
         [
-            Elsewhere("cluster credentials issue CLUSTER --output_dir FRESH", SIGNED.0, SIGNED.1),
+            Elsewhere("cluster credentials issue CLUSTER --output-dir FRESH", SIGNED.0, SIGNED.1),
             ANOTHER,
             REFUSED,
-            Run("cluster credentials issue nowhere --output_dir FRESH"),
+            Run("cluster credentials issue nowhere --output-dir FRESH"),
         ],
     ),
     order(
@@ -595,10 +595,10 @@ pub(super) const ROWS: &[Row] = &[
         "cluster kubernetes set",
         &[CLUSTER, KUBERNETES],
         [
-            Run("cluster kubernetes set CLUSTER --remove_storage"),
-            Run("cluster kubernetes set CLUSTER --remove_storage"),
+            Run("cluster kubernetes set CLUSTER --remove-storage"),
+            Run("cluster kubernetes set CLUSTER --remove-storage"),
             REFUSED,
-            Run("cluster kubernetes set CLUSTER --add_on dns=nothing"),
+            Run("cluster kubernetes set CLUSTER --add-on dns=nothing"),
         ],
     ),
     order(
@@ -625,17 +625,17 @@ pub(super) const ROWS: &[Row] = &[
         "cluster kubeconfig",
         &[CLUSTER, KUBERNETES],
         [
-            Elsewhere("cluster kubeconfig CLUSTER --output_file FRESH", SIGNED.0, SIGNED.1),
+            Elsewhere("cluster kubeconfig CLUSTER --output-file FRESH", SIGNED.0, SIGNED.1),
             ANOTHER,
             REFUSED,
-            Run("cluster kubeconfig nowhere --output_file FRESH"),
+            Run("cluster kubeconfig nowhere --output-file FRESH"),
         ],
     ),
     order(
         "cluster upgrade",
         &[CLUSTER, KUBERNETES],
         [
-            Run("cluster upgrade CLUSTER --kubernetes_bundle newer"),
+            Run("cluster upgrade CLUSTER --kubernetes-bundle newer"),
             Run("cluster upgrade CLUSTER --resume"),
             Run("cluster upgrade CLUSTER --abort; cluster upgrade CLUSTER --pause"),
             Run("cluster upgrade nowhere --abort"),
@@ -687,7 +687,7 @@ pub(super) const ROWS: &[Row] = &[
     read("version", "version", Never("it names nothing")),
     read(
         "debug bundle",
-        "debug bundle --output_file FRESH",
+        "debug bundle --output-file FRESH",
         Never("what cannot be collected is named in the bundle"),
     ),
     Row {

@@ -265,7 +265,7 @@ async fn each_line_prints_what_is_recorded() -> TestResult {
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let log_reader = Operator { api: &logs_api, home: tempfile::tempdir()? };
     for operator in [&kim, &log_reader] {
-        operator.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
+        operator.direct(&["tokens", "bootstrap", "--save-context", "prod"])?;
     }
     api.key(AccessRole::Viewer, &[], None).await?;
     let mut recorded = String::new();
@@ -303,7 +303,7 @@ async fn line_without_an_end_prints_the_table_first() -> TestResult {
         sqlx::query(statement).execute(&api.pool).await?;
     }
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "prod"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "prod"])?;
     let words: Vec<&str> = WATCH.split(' ').collect();
     let mut watch = tokio::process::Command::from(kim.command(&words))
         .stdout(Stdio::piped())

@@ -52,7 +52,7 @@ async fn command_listens_on_no_socket_and_uses_one_database_connection() -> Test
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let dialect = api.database.dialect().as_str();
-    let mut watch = kim.command(&["--direct", "--bmdb_dialect", dialect, "watch", "-o", "json"]);
+    let mut watch = kim.command(&["--direct", "--bmdb-dialect", dialect, "watch", "-o", "json"]);
     watch.env("SHEPHERD_BMDB_URL", api.database.url()).stdout(Stdio::piped());
     let mut watch = tokio::process::Command::from(watch).kill_on_drop(true).spawn()?;
     let mut lines = BufReader::new(watch.stdout.take().context("its output")?).lines();

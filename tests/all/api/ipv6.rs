@@ -25,7 +25,7 @@ async fn operators_reach_an_ipv6_address_in_every_way() -> TestResult {
     api.channel(None).await?;
 
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let contexts = Contexts::read(&kim.home.path().join(".config/shepherd/contexts.toml"))?;
     let home = contexts.contexts.get("home").context("no context")?;
     assert_eq!(home.servers, [server]);

@@ -44,7 +44,7 @@ async fn list_is_whole_unless_a_limit_cuts_it() -> TestResult {
         sqlx::query(statement).execute(&api.pool).await?;
     }
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
 
     let calls = || -> anyhow::Result<u64> {
         let counted = api.metrics.encode()?;
@@ -119,7 +119,7 @@ async fn every_output_is_made_of_the_document_of_the_api() -> TestResult {
     let api = Api::start("api_outputs").await?;
     let machine = populate(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let admin = api.key(AccessRole::Admin, &[], None).await?;
     for (kind, rpc) in [
         ("machines", "Machines/List"),
@@ -159,7 +159,7 @@ async fn every_output_is_made_of_the_document_of_the_api() -> TestResult {
         (&["get", "machine", &machine, "-o", "jsonpath={.name.provider}"], "rack"),
         (&["get", "clusters", "-o", "jsonpath={range .clusters[*]}{.name}{\"\\n\"}{end}"], "ams\n"),
         (&["get", "clusters", "-o", "custom-columns=C:.name,W:.workers"], "C    W\nams  2\n"),
-        (&["hold", &machine, "--reason", "a disk", "--dry_run", "-o", "jsonpath={.outcome}"], "CHANGED"),
+        (&["hold", &machine, "--reason", "a disk", "--dry-run", "-o", "jsonpath={.outcome}"], "CHANGED"),
     ] {
         assert_eq!(kim.ask(arguments)?, expected, "{arguments:?}");
     }
@@ -186,7 +186,7 @@ async fn caller_and_contexts_and_versions_are_shown() -> TestResult {
     let api = Api::start("api_whoami").await?;
     let (other, stop) = api.another().await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     kim.reach(&[api.server.local_addr, other.local_addr])?;
 
     let caller = kim.json(&["whoami"])?["credential"].clone();

@@ -52,7 +52,7 @@ async fn machines_are_a_table_and_then_a_line_for_each_change() -> TestResult {
     let api = Api::start("api_list_watch").await?;
     let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let mut table = ListWatch::start(&kim, &["get", "machines", "-w"])?;
     let header = table.line().await?;
     assert!(header.starts_with("NAME ") && header.contains("WHY"), "{header}");
@@ -97,7 +97,7 @@ async fn machines_are_a_table_and_then_a_line_for_each_change() -> TestResult {
 async fn other_kinds_are_listed_again_and_what_changed_is_printed() -> TestResult {
     let api = Api::start("api_list_watch_kinds").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let insert = "INSERT INTO cluster (cluster_id, name, control_plane, workers, selector, roles, approval, version,
                       created_at, created_by, wait_reasons, settled)
                   SELECT md5(name)::UUID, name, 1, 0, '', '[]'::JSONB, 'automatic', 1, clock_timestamp(), 'kim',
@@ -157,7 +157,7 @@ async fn watch_of_the_audit_reads_what_is_newer_alone() -> TestResult {
     let api = Api::start("api_list_watch_audit").await?;
     let machine = provided(&api.pool).await?.to_string();
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     sqlx::query(HOLDS).execute(&api.pool).await?;
     let mut watch = ListWatch::start(&kim, &["get", "audit", "--rpc", "hold", "-w", "--no-headers"])?;
     for number in 1..=250 {
@@ -190,7 +190,7 @@ async fn rows_of_a_watch_and_objects_that_were_waited_for_are_coloured_by_severi
     .execute(&api.pool)
     .await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (red, yellow) = ("\u{1b}[31mNeedsHuman\u{1b}[0m", "\u{1b}[33mwarning\u{1b}[0m");
     for (choice, is_colored) in [("always", true), ("auto", false), ("never", false)] {
         for (command, colored) in [

@@ -242,7 +242,7 @@ const AUDIT: &str = "
 async fn audit_is_filtered_by_actor_rpc_and_time() -> TestResult {
     let api = Api::start("api_audit_filters").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let admin = api.key(AccessRole::Admin, &[], None).await?;
     sqlx::query(AUDIT).execute(&api.pool).await?;
     let list = async |body: Value| -> anyhow::Result<(Vec<String>, String)> {
@@ -283,7 +283,7 @@ async fn audit_is_filtered_by_actor_rpc_and_time() -> TestResult {
         let refused = api.call(Some(&admin.token), "Audit/List", body).await?;
         assert_eq!(refused.code, 400, "{refused:?}");
     }
-    let shown = kim.ask(&["audit", "--actor", "lee", "--no_headers"])?;
+    let shown = kim.ask(&["audit", "--actor", "lee", "--no-headers"])?;
     assert!(shown.lines().count() == 1 && shown.contains("r20100"), "{shown}");
     Ok(api.stop().await?)
 }

@@ -46,7 +46,7 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     let listener = Listener::start(&api.database, callback::settings(api.directory.path())?).await?;
     let (machine, host) = enrolled(&api, &listener).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let name = machine.to_string();
 
     let own = json_of(&kim.run_command(&["logs", &name, "roleserver", "-o", "json"]).await?)?;
@@ -118,9 +118,9 @@ async fn log_of_a_machine_reaches_a_client_of_another_shepherd_than_its_agent_ca
     .fetch_one(&api.pool)
     .await?;
     assert_eq!(audited, ("a look".to_owned(), "web/server".to_owned()));
-    let dry = kim.run_command(&["logs", &name, "etcd", "--dry_run"]).await?;
+    let dry = kim.run_command(&["logs", &name, "etcd", "--dry-run"]).await?;
     assert!(
-        format_output(&dry).contains("without --dry_run:")
+        format_output(&dry).contains("without --dry-run:")
             && format_output(&dry).contains("gets the request for the log etcd"),
         "{}",
         format_output(&dry)

@@ -81,13 +81,13 @@ const SCRIPT: &[&str] = &[
     "cluster get",
     "cluster describe ams",
     "cluster plan ams",
-    "cluster plan fra --control_plane 1 --workers 1",
+    "cluster plan fra --control-plane 1 --workers 1",
     "cluster snapshots ams",
     "cluster credentials get ams",
     "logs N",
     // Orders about a machine.
     "hold N --reason disk --until 2h",
-    "hold N --reason disk --scope power --dry_run",
+    "hold N --reason disk --scope power --dry-run",
     "release N --reason done",
     "release N",
     "retry N --reason again",
@@ -95,7 +95,7 @@ const SCRIPT: &[&str] = &[
     "release N --quarantine",
     "label N row=7 owner=kim",
     "label --label row=7 hall=2",
-    "label --label row=7 hall=2 --yes_count 1",
+    "label --label row=7 hall=2 --yes-count 1",
     "label N owner-",
     "label N row",
     "hold M N --reason disk",
@@ -112,7 +112,7 @@ const SCRIPT: &[&str] = &[
     "allow host-key N --fingerprint SHA256:abc",
     "allow signing-keys N --reason burnt",
     "logs N roleserver",
-    "retire N --reason lease --dry_run",
+    "retire N --reason lease --dry-run",
     "retire N --reason lease",
     "retire M N --reason lease",
     "retire N --reason lease --yes",
@@ -126,21 +126,21 @@ const SCRIPT: &[&str] = &[
     "loops pause recoverer --provider rack --reason switch --until 2h",
     "loops resume recoverer --provider rack --reason switch",
     "loops resume recoverer --provider rack",
-    "budget set reboot --max_count 50 --reason kernel",
-    "budget set nonsense --max_count 50 --reason kernel",
+    "budget set reboot --max-count 50 --reason kernel",
+    "budget set nonsense --max-count 50 --reason kernel",
     "get budgets",
     "approve 0d9e2a4c-6f1b-4c7e-9a53-2b8f6c1d7e90 --reason looked",
     "artefacts add HOME/server --name server-1 --reason front",
     "artefacts add HOME/server --name server-1 --reason front",
     "artefacts delete server-1 --reason front",
     "artefacts delete server-1 --reason front",
-    "update --selector cpus>=4 --release one --reason try --dry_run",
+    "update --selector cpus>=4 --release one --reason try --dry-run",
     "update --selector cpus>=4 --release two --reason try",
     "update pause u1 --reason look",
     "update resume u1 --reason looked",
     "update abort u1 --reason bad",
     "update abort u1 --reason bad",
-    "tokens create lee --role viewer --reason new --output_file HOME/lee.token",
+    "tokens create lee --role viewer --reason new --output-file HOME/lee.token",
     "tokens create lee --role nobody --reason new",
     "tokens revoke 0199f3a2-5c1d-7e60-8000-3f2a9b7c4d10 --reason left",
     // Orders about clusters.
@@ -150,7 +150,7 @@ const SCRIPT: &[&str] = &[
     "cluster scale nowhere --workers 3 --reason load",
     "cluster declare ams HOME/role.toml --reason front",
     "cluster declare ams HOME/bad.toml --reason front",
-    "cluster roles ams --add_role front --remove_role web --reason front",
+    "cluster roles ams --add-role front --remove-role web --reason front",
     "cluster undeclare ams web --reason front",
     "cluster approve ams N --reason console",
     "cluster snapshot ams --reason before",
@@ -159,16 +159,16 @@ const SCRIPT: &[&str] = &[
     "cluster renew-peers ams --reason ended",
     "cluster rotate-authority ams --reason old",
     "cluster rotate-authority ams --compromised --reason stolen",
-    "cluster restore ams --reason burnt --dry_run",
+    "cluster restore ams --reason burnt --dry-run",
     "cluster restore ams --reason burnt",
-    "cluster credentials issue ams --output_dir HOME/ams --reason look --dry_run",
+    "cluster credentials issue ams --output-dir HOME/ams --reason look --dry-run",
     "cluster credentials revoke ams 0199d0a2-4f5e-7cc1-9d52-5b1f0a1c2d3e --reason left",
     "cluster kubernetes set ams --bundle one --reason services",
     "cluster kubernetes rotate ams --keys clients --reason stolen",
-    "cluster kubeconfig ams --output_file HOME/ams.yaml --reason look",
+    "cluster kubeconfig ams --output-file HOME/ams.yaml --reason look",
     "cluster kubeconfig ams --until 30d --reason look",
     "cluster upgrade ams --rollback --reason pods",
-    "cluster upgrade ams --kubernetes_bundle one --reason next --dry_run",
+    "cluster upgrade ams --kubernetes-bundle one --reason next --dry-run",
     "cluster kubernetes remove ams --reason over",
     "cluster delete ams --reason over",
     "cluster delete ams --reason over --yes",
@@ -176,7 +176,7 @@ const SCRIPT: &[&str] = &[
     // Commands that call nothing, and commands that call everything.
     "completions nonsense",
     "manual HOME/manual",
-    "debug bundle --output_file HOME/bundle.tar.gz",
+    "debug bundle --output-file HOME/bundle.tar.gz",
     "no-such-command",
     // Last, because the other commands use it.
     "contexts delete home",
@@ -266,7 +266,7 @@ impl<'a> Way<'a> {
         .fetch_one(&api.pool)
         .await?;
         let kim = Operator { api, home: tempfile::tempdir()? };
-        kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+        kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
         for (name, text) in [
             ("server", "#!/bin/sh\n"),
             (
@@ -292,7 +292,7 @@ impl<'a> Way<'a> {
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
         let dialect = self.kim.api.database.dialect().as_str();
         if self.direct {
-            words.extend(["--direct", "--bmdb_dialect", dialect]);
+            words.extend(["--direct", "--bmdb-dialect", dialect]);
         }
         let mut command = self.kim.command(&words);
         if self.direct {
@@ -319,7 +319,7 @@ impl<'a> Way<'a> {
     fn mask_fleet(&self, text: &str) -> anyhow::Result<String> {
         let api = self.kim.api;
         let database = ConnectionSettings::from_url(api.database.url(), "test")?.address();
-        let flags = format!(" --direct --bmdb_dialect {}", api.database.dialect().as_str());
+        let flags = format!(" --direct --bmdb-dialect {}", api.database.dialect().as_str());
         Ok(text
             .replace(&format!("context home ({})", api.server.local_addr), "FLEET")
             .replace(&format!("the database {database}"), "FLEET")
@@ -392,7 +392,7 @@ fn orders_of_the_script_are_distinguished_from_reads() {
         ("power cancel N", true),
         ("update --selector cpus>=4 --release two --reason try", true),
         ("cluster kubernetes rotate ams --keys clients --reason stolen", true),
-        ("budget set nonsense --max_count 50 --reason kernel", true),
+        ("budget set nonsense --max-count 50 --reason kernel", true),
         ("get updates", false),
         ("why N", false),
         ("cluster plan ams", false),

@@ -29,11 +29,11 @@ async fn restore_of_a_cluster_with_kubernetes_is_confirmed_first() -> TestResult
     }
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
     let restore = |more: &[&str]| {
-        let order = ["cluster", "restore", "ams", "--bypass_quorum", "--reason", "two of three burnt"];
+        let order = ["cluster", "restore", "ams", "--bypass-quorum", "--reason", "two of three burnt"];
         kim.direct(&[&order[..], more].concat())
     };
     let restoring = "SELECT count(*) FROM cluster WHERE restoring_from IS NOT NULL";
-    for more in [&[][..], &["--dry_run"], &["--confirm", "yes"]] {
+    for more in [&[][..], &["--dry-run"], &["--confirm", "yes"]] {
         let refused = restore(more).err().context("it is restored without a confirmation")?.to_string();
         for lost in ["every pod", "Secrets", "custom resources", "was taken, 1h", WORDS] {
             assert!(refused.contains(lost), "{lost}: {refused}");

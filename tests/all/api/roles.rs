@@ -208,13 +208,13 @@ async fn call_that_reads_changes_no_row() -> TestResult {
 async fn operator_uploads_no_program_and_learns_which_role_does() -> TestResult {
     let api = Api::start("api_role_named").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let path = |name: &str| kim.home.path().join(name);
     for role in ["operator", "deployer"] {
         let file = path(role);
         let file = file.to_str().context("text")?;
         let create =
-            ["tokens", "create", "lee", "--role", role, "--output_file", file, "--reason", "lee is new"];
+            ["tokens", "create", "lee", "--role", role, "--output-file", file, "--reason", "lee is new"];
         kim.ask(&create)?;
     }
     let script = path("payload");

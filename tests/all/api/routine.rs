@@ -152,7 +152,7 @@ async fn folded_pages_of_any_size_are_one_list_with_each_failure() -> TestResult
 
     // The command prints the same lines, as one document.
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let name = machine.to_string();
     let printed = kim.json(&["timeline", &name, "--limit", "5000"])?;
     assert_eq!((&printed["events"], &printed["more"]), (&json!(folded), &json!(false)));

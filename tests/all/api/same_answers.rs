@@ -70,9 +70,9 @@ pub(super) const READS: &[(&str, &[&[&str]])] = &[
         "cluster plan",
         &[
             &["ams"],
-            &["ams", "--control_plane", "1", "--workers", "0", "--remove_role", "web"],
+            &["ams", "--control-plane", "1", "--workers", "0", "--remove-role", "web"],
             &["ams", "--delete"],
-            &["fra", "--control_plane", "3", "--workers", "1", "--selector", "cpus>=4", "--add_role", "web"],
+            &["fra", "--control-plane", "3", "--workers", "1", "--selector", "cpus>=4", "--add-role", "web"],
         ],
     ),
     ("cluster snapshots", &[&["ams"]]),
@@ -259,7 +259,7 @@ async fn every_reading_command_prints_the_same_for_every_source() -> TestResult 
     let machine = populate(&api).await?;
     let (other, stop) = api.another().await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let file = kim.home.path().join("new.toml");
     std::fs::write(&file, "ssh_user = \"root\"\nupdate_interval_stable = \"10m\"\n")?;
     let nothing = kim.home.path().join("nothing.toml");
@@ -368,8 +368,8 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
     let api = Api::start("api_typed_keys").await?;
     let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
-    let hold = |machine| ["hold", machine, "--reason", "a disk", "--idempotency_key", "k1"];
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
+    let hold = |machine| ["hold", machine, "--reason", "a disk", "--idempotency-key", "k1"];
     for (machine, through_api) in [(&first, true), (&second, false)] {
         let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
         let held = give(&hold(machine))?;
@@ -377,7 +377,7 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
         assert_eq!(give(&hold(machine))?, held, "it is answered as it was");
         let holds = api.count("SELECT count(*) FROM machine_hold").await?;
         assert_eq!(holds, 0, "and not held again");
-        let other = give(&["hold", machine, "--reason", "another", "--idempotency_key", "k1"]);
+        let other = give(&["hold", machine, "--reason", "another", "--idempotency-key", "k1"]);
         let output = other.err().context("another order with that key")?.to_string();
         assert!(output.contains("k1"), "{output}");
     }
@@ -387,7 +387,7 @@ async fn order_with_a_typed_key_is_carried_out_once_and_answered_again() -> Test
     );
 
     let create =
-        |key| ["tokens", "create", "lee", "--role", "viewer", "--reason", "r", "--idempotency_key", key];
+        |key| ["tokens", "create", "lee", "--role", "viewer", "--reason", "r", "--idempotency-key", key];
     for (key, through_api) in [("k3", true), ("k4", false)] {
         let give = |arguments: &[&str]| if through_api { kim.ask(arguments) } else { kim.direct(arguments) };
         give(&create(key))?;
@@ -415,7 +415,7 @@ async fn watch_of_the_command_line_survives_the_shepherd_that_served_it() -> Tes
     let api = Api::start("api_watching").await?;
     let (machine, still) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (other, stop) = api.another().await?;
     kim.reach(&[other.local_addr, api.server.local_addr])?;
     let mut child =

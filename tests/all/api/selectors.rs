@@ -224,7 +224,7 @@ async fn selector_means_the_same_machines_everywhere() -> TestResult {
     let api = start("api_selectors").await?;
     let admin = api.key(AccessRole::Admin, &[], None).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (mut planned_count, mut refused_count) = (0, 0);
     for (selector, expected) in read_corpus()? {
         assert_eq!(list_machines(&api, &admin, &selector).await?, expected, "a list by {selector:?}");
@@ -255,7 +255,7 @@ async fn selector_means_the_same_machines_everywhere() -> TestResult {
 async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
     let api = start("api_selector_flags").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for (flags, expected) in [
         (&["--location", "ams-1/r1"][..], "m1"),
         (&["--location", "ams-1/r1*"], "m1 m2"),
@@ -265,7 +265,7 @@ async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
         (&["--product", "R640", "--fact", "hold"], "m4"),
     ] {
         let listed = ["get", "machines", "-o", "jsonpath={.machines[*].name.providerId}"];
-        let hold = ["hold", "--reason", "r", "--dry_run", "-o", "jsonpath={.outcomes[*].name.providerId}"];
+        let hold = ["hold", "--reason", "r", "--dry-run", "-o", "jsonpath={.outcomes[*].name.providerId}"];
         for command in [&listed[..], &hold] {
             let printed = kim.ask(&[command, flags].concat())?;
             let printed: BTreeSet<&str> = printed.split_whitespace().collect();
@@ -274,7 +274,7 @@ async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
     }
     // A shell makes such a value of a variable that is not set.
     for flag in ["--phase", "--provider", "--location", "--manufacturer", "--product", "--fact", "--label"] {
-        for command in [&["get", "machines"][..], &["hold", "--reason", "r", "--yes_count", "8"]] {
+        for command in [&["get", "machines"][..], &["hold", "--reason", "r", "--yes-count", "8"]] {
             let output = kim.run_command(&[command, &["-l", "phase=Ready", flag, ""]].concat()).await?;
             let stderr = String::from_utf8(output.stderr)?;
             assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{flag}: {stderr}");
@@ -288,14 +288,14 @@ async fn flag_for_one_key_selects_what_its_term_does() -> TestResult {
 async fn order_about_no_machine_ends_alike_in_each_output() -> TestResult {
     let api = start("api_selects_none").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let orders = "SELECT count(*) FROM audit WHERE NOT dry_run AND rpc LIKE '%BulkOrders/Submit'";
     for (flags, sent) in [
         (&["-l", "name=none"][..], 0),
         (&["--location", "ams"], 0),
-        (&["-l", "name=none", "--dry_run"], 0),
-        (&["-l", "name=none", "--yes_count", "0", "--dry_run"], 0),
-        (&["-l", "name=none", "--yes_count", "0"], 1),
+        (&["-l", "name=none", "--dry-run"], 0),
+        (&["-l", "name=none", "--yes-count", "0", "--dry-run"], 0),
+        (&["-l", "name=none", "--yes-count", "0"], 1),
     ] {
         for output in ["table", "json"] {
             let before = api.count(orders).await?;
@@ -315,7 +315,7 @@ async fn order_about_no_machine_ends_alike_in_each_output() -> TestResult {
 async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
     let api = start("api_wrong_selectors").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let changed = "SELECT count(*) FROM audit WHERE outcome = 'changed' AND NOT dry_run";
     let before = api.count(changed).await?;
     let long = format!("location={}", "a".repeat(64 << 10));
@@ -337,10 +337,10 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
             &["get", "machines", "-w"],
             &["watch"],
             &["wait", "machines", "--for", "healthy"],
-            &["hold", "--reason", "a disk", "--yes_count", "1"],
+            &["hold", "--reason", "a disk", "--yes-count", "1"],
             &["update", "--release", "one", "--reason", "next"],
             &["cluster", "create", "new", "--reason", "next"],
-            &["cluster", "plan", "new", "--control_plane", "1"],
+            &["cluster", "plan", "new", "--control-plane", "1"],
         ] {
             let output = kim.run_command(&[command, &["-l", selector]].concat()).await?;
             let stderr = String::from_utf8(output.stderr)?;
@@ -355,11 +355,11 @@ async fn wrong_selector_has_one_sentence_and_changes_nothing() -> TestResult {
     for (line, code, part) in [
         ("cluster create new --reason r -l phase=Ready", 2, "cannot have phase"),
         ("cluster create new --reason r -l 'location=ams*,fact!=hold'", 2, "cannot have fact"),
-        ("cluster plan new --control_plane 1 -l 'cluster!=prod'", 2, "cannot have cluster"),
-        ("hold --reason r --yes_count 9 -l ''", 4, "the selector matches every machine"),
-        ("hold --reason r --yes_count 9 -l ,", 4, "the selector matches every machine"),
-        ("hold --reason r --yes_count 9 --dry-run -l ''", 4, "the selector matches every machine"),
-        ("hold --reason r --yes_count 9 --beyond-limits --dry-run -l ''", 0, ""),
+        ("cluster plan new --control-plane 1 -l 'cluster!=prod'", 2, "cannot have cluster"),
+        ("hold --reason r --yes-count 9 -l ''", 4, "the selector matches every machine"),
+        ("hold --reason r --yes-count 9 -l ,", 4, "the selector matches every machine"),
+        ("hold --reason r --yes-count 9 --dry-run -l ''", 4, "the selector matches every machine"),
+        ("hold --reason r --yes-count 9 --beyond-limits --dry-run -l ''", 0, ""),
         ("update --release one --reason r --dry-run -l ''", 0, ""),
     ] {
         let words = shell_words::split(line).with_context(|| line.to_owned())?;

@@ -27,7 +27,7 @@ async fn token_alone_declares_no_root_where_the_shepherd_has_keys() -> TestResul
     let api = Api::start_with("api_signed_roles", |settings| settings.signing = signing).await?;
     insert_cluster(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let path =
         |name: &str| Ok::<_, anyhow::Error>(kim.home.path().join(name).to_str().context("text")?.to_owned());
     let (file, encoded, signature) = (path("web.toml")?, path("web.role")?, path("web.role.minisig")?);
@@ -38,11 +38,11 @@ async fn token_alone_declares_no_root_where_the_shepherd_has_keys() -> TestResul
     let refused = declare(&[]).err().context("a token alone is root")?.to_string();
     assert!(refused.contains("role web was not declared: server runs as root"), "{refused}");
     assert!(
-        refused.contains("and it is not signed; write what to sign with --output_file FILE"),
+        refused.contains("and it is not signed; write what to sign with --output-file FILE"),
         "{refused}"
     );
 
-    let written = declare(&["--output_file", &encoded])?;
+    let written = declare(&["--output-file", &encoded])?;
     assert!(written.contains("the role web was not declared: it is written to "), "{written}");
     let content = std::fs::read(&encoded)?;
     let comment = "shepherd kind=declaration name=web version=1.0.0 architecture=any minimum-version=1.0.0";

@@ -79,7 +79,7 @@ async fn page_on_a_terminal_stays_with_who_answers_and_leaves_the_terminal_as_it
     let api = Api::start("api_top").await?;
     populate(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (other, stop) = api.another().await?;
     let servers = [other.local_addr.to_string(), api.server.local_addr.to_string()];
     kim.reach(&[other.local_addr, api.server.local_addr])?;
@@ -167,7 +167,7 @@ async fn machines_are_selected_and_sorted_and_filtered_and_explained_by_keys() -
     .execute(&api.pool)
     .await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     kim.reach(&[api.server.local_addr])?;
     let before = orders(&api).await?;
     let mut screen = Screen::start(&kim.command(&["top", "--context", "home"]), 40, 160)?;
@@ -224,7 +224,7 @@ async fn colours_of_the_page_are_those_that_the_user_wants() -> TestResult {
     let api = Api::start("api_top_colors").await?;
     populate(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     kim.reach(&[api.server.local_addr])?;
     for (flags, no_color, is_colored) in [
         (&[][..], None, true),
@@ -253,7 +253,7 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     let api = Api::start("api_top_once").await?;
     populate(&api).await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let servers = [api.server.local_addr.to_string()];
     kim.reach(&[api.server.local_addr])?;
     golden("once", &read_stdout(&kim.run_command(&["top"]).await?)?, &servers);
@@ -272,7 +272,7 @@ async fn page_is_printed_once_where_there_is_no_terminal_and_tells_no_more_than_
     let token = kim.home.path().join("pat");
     let file = token.to_str().context("text")?;
     let limited =
-        ["tokens", "create", "pat", "--role", "viewer", "--provider", "shed", "--output_file", file];
+        ["tokens", "create", "pat", "--role", "viewer", "--provider", "shed", "--output-file", file];
     kim.direct(&[&limited[..], &["--reason", "minds the shed"]].concat())?;
     let contexts = kim.home.path().join(".config/shepherd/contexts.toml");
     let mut known = Contexts::read(&contexts)?;

@@ -79,14 +79,14 @@ async fn last_admin_stays_and_last_but_one_leaves_with_a_second_person() -> Test
 async fn rule_ends_at_the_database_alone_and_is_shown_for_a_month() -> TestResult {
     let api = Api::start("api_rule_off").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--name", "kim", "--save-context", "home"])?;
     api.key(AccessRole::Admin, &[], None).await?;
     api.bmdb.enable_two_person_rule("a test").await?.context("it was off")?;
     assert!(kim.ask(&["issues"])?.contains("few-admins"), "two admins are few");
     let off = ["policy", "disable-two-person-rule", "--reason", "tokens were lost"];
     let through_api = kim.ask(&off).err().context("the API ends the rule")?.to_string();
     assert!(through_api.contains("no call of the API switches the rule off"), "{through_api}");
-    let dry = kim.direct(&[&off[..], &["--dry_run"]].concat())?;
+    let dry = kim.direct(&[&off[..], &["--dry-run"]].concat())?;
     assert!(dry.contains("is off from now on"), "{dry}");
     api.bmdb.read_policy().await?;
     assert!(api.bmdb.policy().1.two_person_rule.required, "a dry run changes nothing");

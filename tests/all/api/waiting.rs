@@ -181,7 +181,7 @@ async fn check(api: &Api, kim: &Operator<'_>, case: &Case<'_>) -> anyhow::Result
 async fn machines_are_waited_for() -> TestResult {
     let api = Api::start("api_wait_machines").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for (condition, is, meet, prevent) in [
         ("phase=Ready", "Ready", SET_READY, (SET_RETIRED, "is Retired, and stays so")),
         ("healthy", "healthy", SET_READY, (SET_RETIRED, "is Retired, and stays so")),
@@ -201,7 +201,7 @@ async fn machines_are_waited_for() -> TestResult {
 async fn clusters_are_waited_for() -> TestResult {
     let api = Api::start("api_wait_clusters").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     sqlx::query(CLUSTERS).execute(&api.pool).await?;
     for name in ["ams", "fra", "lon"] {
         add_member(&api, name, "control-plane").await?;
@@ -236,7 +236,7 @@ async fn add_member(api: &Api, cluster: &str, part: &str) -> anyhow::Result<()> 
 async fn updates_are_waited_for() -> TestResult {
     let api = Api::start("api_wait_updates").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for statement in UPDATES {
         sqlx::query(statement).execute(&api.pool).await?;
     }
@@ -256,7 +256,7 @@ async fn updates_are_waited_for() -> TestResult {
 async fn selection_is_resolved_once_and_must_have_an_object() -> TestResult {
     let api = Api::start("api_wait_selection").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let machine = provided(&api.pool).await?.to_string();
     change(&api, SET_READY, &machine).await?;
     for (line, expected, part) in [
@@ -325,7 +325,7 @@ async fn selection_is_resolved_once_and_must_have_an_object() -> TestResult {
 async fn waiting_continues_at_another_shepherd_when_its_own_stops() -> TestResult {
     let api = Api::start("api_wait_moves").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let (first, second) = (provided(&api.pool).await?.to_string(), provided(&api.pool).await?.to_string());
     change(&api, SET_READY, &first).await?;
     let (other, stop) = api.another().await?;
@@ -352,7 +352,7 @@ async fn waiting_continues_at_another_shepherd_when_its_own_stops() -> TestResul
 async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     let api = Api::start("api_wait_retire").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let mut names = Vec::new();
     for _ in 0..4 {
         names.push(provided(&api.pool).await?.to_string());
@@ -403,8 +403,8 @@ async fn order_is_waited_for_until_the_machine_is_retired() -> TestResult {
     assert_eq!(api.count(retiring).await?, 2, "the second and the fourth");
 
     // After a dry run there is nothing to wait for.
-    let dry = kim.ask(&["retire", &names[2], "--reason", "r", "--wait", "--dry_run"])?;
-    assert!(dry.contains("without --dry_run"), "{dry}");
+    let dry = kim.ask(&["retire", &names[2], "--reason", "r", "--wait", "--dry-run"])?;
+    assert!(dry.contains("without --dry-run"), "{dry}");
     Ok(api.stop().await?)
 }
 
@@ -423,7 +423,7 @@ async fn end_power_order(api: &Api, machine: MachineId, end: PowerChange) -> any
 async fn power_order_is_waited_for_until_it_was_carried_out() -> TestResult {
     let api = Api::start("api_wait_power").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let agent = TestAgent::new(&api.pool, &api.bmdb).await?;
     let report = async |boot: &'static str, sequence: i64| {
         sqlx::query("DELETE FROM machine_agent_heartbeat").execute(&api.pool).await?;
@@ -494,7 +494,7 @@ async fn power_order_is_waited_for_until_it_was_carried_out() -> TestResult {
 async fn order_about_a_cluster_is_waited_for() -> TestResult {
     let api = Api::start("api_wait_cluster_orders").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     sqlx::query(CLUSTERS).execute(&api.pool).await?;
     add_member(&api, "ams", "control-plane").await?;
     change(&api, CONVERGE, "ams").await?;
@@ -511,7 +511,7 @@ async fn order_about_a_cluster_is_waited_for() -> TestResult {
     assert_eq!(scaled.end().await?.0, Some(0));
 
     let never =
-        ["cluster", "create", "new", "--control_plane", "1", "--reason", "r", "--wait", "--timeout", "1s"];
+        ["cluster", "create", "new", "--control-plane", "1", "--reason", "r", "--wait", "--timeout", "1s"];
     let (code, output, errors) = texts(&kim.run_command(&never).await?);
     assert!(code == Some(1) && output.starts_with("the cluster new "), "{code:?}: {output}{errors}");
     assert!(errors.contains("1 of 1 are not ready after 1s: the cluster new"), "{errors}");
@@ -554,7 +554,7 @@ async fn order_about_a_cluster_is_waited_for() -> TestResult {
 async fn ordered_update_is_waited_for() -> TestResult {
     let api = Api::start("api_wait_update_orders").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     api.bmdb.change_policy("test", |policy| policy.allow_unsigned_releases = true).await?;
     sqlx::query(UPDATES[0]).execute(&api.pool).await?;
     let machine = provided(&api.pool).await?;

@@ -24,7 +24,7 @@ const NAMES: [&str; 3] = ["サーバー-東京-0001", "שרת-תל-אביב-2", 
 const LINES: [&str; 31] = [
     "get machines",
     "get machines -o wide",
-    "get machines --no_headers",
+    "get machines --no-headers",
     "get clusters",
     "get sessions --limit 3",
     "get work --limit 3",
@@ -49,7 +49,7 @@ const LINES: [&str; 31] = [
     "top --once",
     "explain",
     "explain silent-agent",
-    "hold M --reason changing-a-disk --dry_run",
+    "hold M --reason changing-a-disk --dry-run",
     "why nobody",
     "get nodes",
     "explain xyzzy",
@@ -113,7 +113,7 @@ async fn populated(name: &str) -> anyhow::Result<Api> {
 async fn text_fits_a_terminal_of_every_width_and_no_word_is_split() -> TestResult {
     let api = populated("api_widths").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for line in LINES {
         let whole = kim.run_command(&words_of(line)).await?;
         let text = String::from_utf8(whole.stdout)? + &String::from_utf8(whole.stderr)?;
@@ -138,7 +138,7 @@ async fn text_fits_a_terminal_of_every_width_and_no_word_is_split() -> TestResul
 async fn width_that_the_environment_names_counts_for_a_terminal_alone() -> TestResult {
     let api = populated("api_columns").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     for line in ["get machines -o wide", "why M", "get machines --help", "--color purple"] {
         let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
         for (columns, width) in [("0", 80), ("x", 80), ("60", 60)] {
@@ -165,7 +165,7 @@ fn without_colors(text: &str) -> String {
 async fn severities_are_coloured_on_a_terminal_and_where_it_is_requested() -> TestResult {
     let api = populated("api_colors").await?;
     let kim = Operator { api: &api, home: tempfile::tempdir()? };
-    kim.direct(&["tokens", "bootstrap", "--save_context", "home"])?;
+    kim.direct(&["tokens", "bootstrap", "--save-context", "home"])?;
     let red = "\u{1b}[31mNeedsHuman\u{1b}[0m";
     for (flag, no_color, on_a_terminal, in_a_file) in [
         ("", None, true, false),

@@ -54,7 +54,8 @@ fn wrong_input_gets_a_sentence_and_the_right_code() -> TestResult {
         ("no_url", None, vec!["get", "machines"]),
         ("no_postgres_url", Some("mysql://db"), vec!["get", "machines"]),
         ("unreachable", Some("postgres://kim@127.0.0.1:1/bmdb"), vec!["get", "machines"]),
-        ("password_in_flag", None, vec!["get", "work", "--bmdb-url", secret]),
+        // The message has dashes, however the flag is typed.
+        ("password_in_flag", None, vec!["get", "work", "--bmdb_url", secret]),
         ("password_in_environment", Some(secret), vec!["get", "work"]),
         ("unknown_flag", None, vec!["get", "machines", "--colour"]),
         ("unknown_phase", None, vec!["get", "machines", "--phase", "Lost"]),

@@ -85,7 +85,7 @@ async fn log_of_a_service_is_read_through_a_shepherd() -> TestResult {
     let dialect = database.dialect().as_str();
     let ask = async |arguments: &[&str]| -> Result<Value> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_shepherdctl"));
-        command.args(["--direct", "--bmdb_dialect", dialect, "-o", "json", "logs", &name]).args(arguments);
+        command.args(["--direct", "--bmdb-dialect", dialect, "-o", "json", "logs", &name]).args(arguments);
         command.env("SHEPHERD_BMDB_URL", &url).env_remove("SHEPHERD_CONTEXT").env("USER", "kim");
         let output = tokio::process::Command::from(command).output().await?;
         anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

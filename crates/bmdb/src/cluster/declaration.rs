@@ -188,7 +188,7 @@ async fn declare_role_in_tx(
              shepherdctl cluster describe {name}"
         )
     } else {
-        format!("give it to the workers with: shepherdctl cluster roles {name} --add_role {role}")
+        format!("give it to the workers with: shepherdctl cluster roles {name} --add-role {role}")
     };
     let signed = new.signature.as_ref().map(|signature| format!(" signed with key {},", signature.key_id()));
     let signed = signed.unwrap_or_default();
@@ -225,7 +225,7 @@ async fn approve_privileges(
         DeclarationProof::SignatureRequired => {
             let text = format!(
                 "role {role} was not declared: {privileges}, which gives root on nodes, and it is not signed; write what to \
-                 sign with --output_file FILE, sign that file with minisign, and declare the role with --signature \
+                 sign with --output-file FILE, sign that file with minisign, and declare the role with --signature \
                  FILE.minisig"
             );
             return Err(order_rejected("NOT_SIGNED", text));
@@ -246,7 +246,7 @@ async fn undeclare_role_in_tx(
     if spec.roles.contains(role) {
         let text = format!(
             "role {role} was not withdrawn: the workers of cluster {name} have it; remove it from them first with: \
-             shepherdctl cluster roles {name} --remove_role {role}"
+             shepherdctl cluster roles {name} --remove-role {role}"
         );
         return Err(order_rejected("ROLE_IN_USE", text));
     }

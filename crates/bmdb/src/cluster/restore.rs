@@ -368,7 +368,7 @@ async fn require_restoring_machine(
     let name = &cluster.spec.name;
     let text = format!(
         "the cluster {name} is not restored with its Kubernetes objects: {missing}. A machine reports its programs within ten \
-         minutes. To lose the objects, give --without_kubernetes. Nothing was changed"
+         minutes. To lose the objects, give --without-kubernetes. Nothing was changed"
     );
     Err(order_rejected("NO_RESTORE_PROGRAM", text))
 }
@@ -464,7 +464,7 @@ async fn resolve_target_machine(
     match text {
         Some(text) => Err(order_rejected(
             "MACHINE_IN_USE",
-            format!("{text}; name another machine with --target_machine"),
+            format!("{text}; name another machine with --target-machine"),
         )),
         None => Ok((id, short)),
     }

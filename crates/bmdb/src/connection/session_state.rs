@@ -50,7 +50,7 @@ pub enum SessionFault {
     /// It runs transactions at another isolation level than the dialect needs.
     #[error(
         "runs transactions at {}, and the dialect {} needs {}: a pooler in between drops connection options (connect to the \
-         server itself), or the server is of another kind (see --bmdb_dialect)",
+         server itself), or the server is of another kind (see SHEPHERD_BMDB_DIALECT)",
         found.to_uppercase(), dialect.as_str(), dialect.isolation().to_uppercase()
     )]
     Isolation {

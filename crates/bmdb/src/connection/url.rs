@@ -10,7 +10,7 @@ pub fn password_warning(flag: &str, url: &str) -> Option<String> {
         format!(
             "warning: everybody who lists processes here can read the password in --{flag}; give the URL in the \
              environment as SHEPHERD_{}, or the password in ~/.pgpass",
-            flag.to_uppercase()
+            flag.replace('-', "_").to_uppercase()
         )
     })
 }
@@ -78,6 +78,11 @@ mod tests {
             let warning = password_warning("bmdb_direct_url", url).unwrap();
             assert!(warning.contains("in --bmdb_direct_url; ") && !warning.contains("cret"), "{warning}");
             assert!(warning.contains("SHEPHERD_BMDB_DIRECT_URL"), "{warning}");
+            let warning = password_warning("bmdb-url", url).unwrap();
+            assert!(
+                warning.contains("in --bmdb-url; ") && warning.contains("SHEPHERD_BMDB_URL"),
+                "{warning}"
+            );
         }
     }
 
@@ -93,7 +98,7 @@ mod tests {
             "",
         ] {
             assert_eq!(mask_password(url), url);
-            assert_eq!(password_warning("bmdb_url", url), None, "{url}");
+            assert_eq!(password_warning("bmdb-url", url), None, "{url}");
         }
     }
 }

@@ -100,7 +100,7 @@ async fn database_that_runs_at_another_isolation_level_is_refused() -> TestResul
             Bmdb::connect(settings).await.expect_err("the isolation level is another one").to_string();
         let sentence = format!(
             "runs transactions at REPEATABLE READ, and the dialect {} needs {}: a pooler in between drops connection \
-             options (connect to the server itself), or the server is of another kind (see --bmdb_dialect)",
+             options (connect to the server itself), or the server is of another kind (see SHEPHERD_BMDB_DIALECT)",
             dialect.as_str(),
             dialect::isolation(dialect).to_uppercase()
         );

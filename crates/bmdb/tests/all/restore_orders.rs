@@ -94,7 +94,7 @@ async fn cluster_is_restored_only_when_its_control_plane_is_known_to_be_lost() -
         match ordered(&kit, newest.clone()).await? {
             Err((reason, text)) => {
                 assert_eq!(reason, expected, "{what}: {text}");
-                assert!(text.starts_with("the cluster ams ") && text.contains("--bypass_quorum"), "{text}");
+                assert!(text.starts_with("the cluster ams ") && text.contains("--bypass-quorum"), "{text}");
             }
             Ok(text) => return Err(anyhow::anyhow!("{what}, and it {text}").into()),
         }
@@ -221,7 +221,7 @@ async fn kubernetes_objects_come_back_if_a_machine_can_restore_their_image() -> 
         let refused = ordered(&kit, RestoreRequest::default()).await?;
         let Err((reason, text)) = refused else { return Err(anyhow::anyhow!("{refused:?}").into()) };
         assert_eq!(reason, "NO_RESTORE_PROGRAM", "{text}");
-        assert!(text.contains(expected) && text.contains("--without_kubernetes"), "{text}");
+        assert!(text.contains(expected) && text.contains("--without-kubernetes"), "{text}");
         assert_eq!(restored_from(&kit).await?, None, "the old control plane leaves for nothing");
     }
     // Without the objects it is restored by any machine, once their loss is confirmed.
@@ -296,7 +296,7 @@ async fn another_order_takes_the_place_of_the_one_that_is_being_carried_out() ->
         };
         assert_eq!(reason, "MACHINE_IN_USE", "{text}");
         assert!(
-            text.contains(expected) && text.ends_with("name another machine with --target_machine"),
+            text.contains(expected) && text.ends_with("name another machine with --target-machine"),
             "{text}"
         );
     }

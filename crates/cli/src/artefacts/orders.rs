@@ -44,7 +44,7 @@ pub struct AddArtefact {
     #[arg(long, value_name = "FILE")]
     pub signature: Option<PathBuf>,
     /// Add the file without a signature although FILE.minisig exists
-    #[arg(long = "without_signature", alias = "without-signature", conflicts_with = "signature")]
+    #[arg(long = "without-signature", conflicts_with = "signature")]
     pub without_signature: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -97,7 +97,7 @@ fn read_signature(args: &AddArtefact) -> Result<String, CliError> {
     ArtefactSignature::parse(text).map_err(|error| {
         let remedy = match args.signature {
             Some(_) => "",
-            None => "; if it is no signature for this fleet, give --without_signature, or another file with --signature",
+            None => "; if it is no signature for this fleet, give --without-signature, or another file with --signature",
         };
         CliError::Invalid(format!("{}: {error}{remedy}", path.display()))
     })?;
@@ -176,12 +176,12 @@ mod tests {
         std::fs::write(&beside, FOREIGN).unwrap();
         let error = read(None, false).unwrap_err();
         assert!(
-            error.contains("tool.tar.minisig: ") && error.contains("give --without_signature"),
+            error.contains("tool.tar.minisig: ") && error.contains("give --without-signature"),
             "{error}"
         );
         assert_eq!(read(None, true), Ok(String::new()));
         let error = read(Some(&beside), false).unwrap_err();
-        assert!(!error.contains("--without_signature"), "it was named: {error}");
+        assert!(!error.contains("--without-signature"), "it was named: {error}");
     }
 
     #[test]
@@ -203,6 +203,6 @@ mod tests {
         assert_eq!(read(format!("\u{feff}{FOREIGN}").as_bytes()), Err(plain));
         let utf16: Vec<u8> = FOREIGN.encode_utf16().flat_map(u16::to_le_bytes).collect();
         let error = read(&utf16).unwrap_err();
-        assert!(error.contains("it is UTF-16") && !error.contains("--without_signature"), "{error}");
+        assert!(error.contains("it is UTF-16") && !error.contains("--without-signature"), "{error}");
     }
 }

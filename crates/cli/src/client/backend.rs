@@ -45,7 +45,7 @@ pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
             "--direct uses the database and --context an API; give only one of them".to_owned(),
         )),
         BackendFlags { direct: true, bmdb: false, .. } => Err(CliError::Invalid(
-            "--direct uses the database; name it by --bmdb_url postgres://USER@HOST:5432/DATABASE, or in the \
+            "--direct uses the database; name it by --bmdb-url postgres://USER@HOST:5432/DATABASE, or in the \
              environment as SHEPHERD_BMDB_URL"
                 .to_owned(),
         )),
@@ -54,8 +54,8 @@ pub fn choose_backend(args: BackendFlags) -> Result<BackendKind, CliError> {
         BackendFlags { bmdb: true, .. } => Ok(BackendKind::Direct),
         BackendFlags { has_current_context: true, .. } => Ok(BackendKind::Api),
         _ => Err(CliError::Invalid(
-            "no BMDB is named: give --bmdb_url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
-             as SHEPHERD_BMDB_URL, or create a context with `shepherdctl tokens bootstrap --save_context NAME`"
+            "no BMDB is named: give --bmdb-url postgres://USER@HOST:5432/DATABASE, or the same in the environment \
+             as SHEPHERD_BMDB_URL, or create a context with `shepherdctl tokens bootstrap --save-context NAME`"
                 .to_owned(),
         )),
     }

@@ -2,7 +2,7 @@
 //!
 //! The contexts are in one TOML file, `~/.config/shepherd/contexts.toml` or the path in `SHEPHERD_CONTEXTS`. It
 //! contains no secret: each token is in a file of its own that only its owner can read, and the contexts file has the
-//! path of that file. `tokens bootstrap --save_context` writes both, for an operator with write access to the BMDB.
+//! path of that file. `tokens bootstrap --save-context` writes both, for an operator with write access to the BMDB.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -97,7 +97,7 @@ impl Contexts {
                 // A name that no context can have is not repeated in a command. Any other one needs no quotes.
                 let suggested = check_context_name(name).map_or("NAME", |()| name);
                 format!(
-                    "there is no context {name:?}; create one with `shepherdctl tokens bootstrap --save_context \
+                    "there is no context {name:?}; create one with `shepherdctl tokens bootstrap --save-context \
                      {suggested}`"
                 )
             } else {
@@ -226,10 +226,10 @@ mod tests {
         );
         assert_eq!(Contexts::default().find(None).unwrap(), None);
         for (name, exit, part) in [
-            ("b", 3, "`shepherdctl tokens bootstrap --save_context b`"),
+            ("b", 3, "`shepherdctl tokens bootstrap --save-context b`"),
             ("a b", 3, "there is no context \"a b\"; create one with `shepherdctl"),
-            ("a b", 3, "`shepherdctl tokens bootstrap --save_context NAME`"),
-            ("$(reboot)", 3, "`shepherdctl tokens bootstrap --save_context NAME`"),
+            ("a b", 3, "`shepherdctl tokens bootstrap --save-context NAME`"),
+            ("$(reboot)", 3, "`shepherdctl tokens bootstrap --save-context NAME`"),
             ("", 2, "the name of the context is empty"),
         ] {
             let error = Contexts::default().find(Some(name)).unwrap_err();

@@ -141,7 +141,7 @@ impl FleetClient {
         }
         let message = format!(
             "no server of this context answers ({}). Is a shepherd running there? With --direct and \
-             --bmdb_url shepherdctl uses the database itself",
+             --bmdb-url shepherdctl uses the database itself",
             failures.join("; ")
         );
         Err(CliError::Ended { exit: ExitCode::Unreachable, message })
@@ -164,7 +164,7 @@ impl FleetClient {
         match &self.access {
             Access::Database { bmdb, .. } => Ok(bmdb),
             Access::Network(_) => Err(CliError::Invalid(format!(
-                "{what} needs the database, because {why}: use --direct and --bmdb_url \
+                "{what} needs the database, because {why}: use --direct and --bmdb-url \
                  postgres://USER@HOST:5432/DATABASE"
             ))),
         }

@@ -92,7 +92,7 @@ pub(crate) async fn next_chunk<T>(
         let alternative = if client.is_in_process() {
             ""
         } else {
-            ", or use --direct and --bmdb_url to query the database itself"
+            ", or use --direct and --bmdb-url to query the database itself"
         };
         CliError::Failed(format!(
             "{} began to answer and then sent nothing for {} seconds; try again{alternative}",

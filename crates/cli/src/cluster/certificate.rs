@@ -155,7 +155,7 @@ pub(super) fn read_key_file(path: &Path) -> Result<SecretSlice<u8>, CliError> {
 /// The error about a file without a usable key.
 pub(super) fn invalid_key_file(path: &Path, error: &dyn std::fmt::Display) -> CliError {
     CliError::Invalid(format!(
-        "cannot use the key in {}: {error}. Remove the file, and request a certificate without --idempotency_key",
+        "cannot use the key in {}: {error}. Remove the file, and request a certificate without --idempotency-key",
         path.display()
     ))
 }

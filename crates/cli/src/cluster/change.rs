@@ -15,7 +15,7 @@ use proto::fleet::v1::clusters_client::ClustersClient;
 pub(crate) const SCALE_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster scale ams --workers 8 --reason 'more load'
-  shepherdctl cluster scale ams --control_plane 5 --reason 'to bear two losses'
+  shepherdctl cluster scale ams --control-plane 5 --reason 'to bear two losses'
 
 When a cluster shrinks, unhealthy machines leave first, then those that were chosen last.
 Members of the control plane leave one at a time.
@@ -27,7 +27,7 @@ in the cluster to another one, and delete this one.";
 
 pub(crate) const ROLES_EXAMPLES: &str = "\
 Example:
-  shepherdctl cluster roles ams --add_role web --remove_role old-web --reason 'the new front'
+  shepherdctl cluster roles ams --add-role web --remove-role old-web --reason 'the new front'
 
 A role has to be declared to the cluster before nodes can have it: shepherdctl cluster declare.";
 
@@ -38,18 +38,13 @@ pub struct ScaleCluster {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Number of machines of its control plane: 1, 3, 5 or 7
-    #[arg(
-        long = "control_plane",
-        alias = "control-plane",
-        value_name = "N",
-        required_unless_present = "workers"
-    )]
+    #[arg(long = "control-plane", value_name = "N", required_unless_present = "workers")]
     pub control_plane: Option<u32>,
     /// Number of workers
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// Keep the authority of the cluster: the disks of the machines that leave are destroyed or wiped by other means
-    #[arg(long = "keep_authority", alias = "keep-authority", requires = "control_plane")]
+    #[arg(long = "keep-authority", requires = "control_plane")]
     pub keep_authority: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -66,10 +61,10 @@ pub struct ChangeClusterRoles {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Role to add to every worker; may be given several times
-    #[arg(long = "add_role", value_name = "ROLE", required_unless_present = "remove_roles")]
+    #[arg(long = "add-role", value_name = "ROLE", required_unless_present = "remove_roles")]
     pub add_roles: Vec<String>,
     /// Role to remove from every worker; may be given several times
-    #[arg(long = "remove_role", value_name = "ROLE")]
+    #[arg(long = "remove-role", value_name = "ROLE")]
     pub remove_roles: Vec<String>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

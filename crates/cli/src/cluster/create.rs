@@ -35,7 +35,7 @@ pub struct CreateCluster {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// How many machines run its control plane: 1, 3, 5 or 7
-    #[arg(long = "control_plane", alias = "control-plane", value_name = "N", default_value_t = 3)]
+    #[arg(long = "control-plane", value_name = "N", default_value_t = 3)]
     pub control_plane: u32,
     /// Number of workers
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -56,7 +56,7 @@ pub struct CreateCluster {
     )]
     pub approval: String,
     /// The bundle of Kubernetes that it runs: an artefact's digest, the beginning of it, or its name [default: none]
-    #[arg(long = "kubernetes_bundle", value_name = "BUNDLE")]
+    #[arg(long = "kubernetes-bundle", value_name = "BUNDLE")]
     pub kubernetes_bundle: Option<String>,
     /// Settings of Kubernetes
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub(super) async fn create_cluster(
         None if parse_patch(None, &args.flags)? == KubernetesPatch::default() => None,
         None => {
             return Err(CliError::Invalid(
-                "settings of Kubernetes were given without a bundle; name it with --kubernetes_bundle BUNDLE"
+                "settings of Kubernetes were given without a bundle; name it with --kubernetes-bundle BUNDLE"
                     .into(),
             ));
         }

@@ -40,7 +40,7 @@ use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
 
 const ISSUE_EXAMPLES: &str = "\
 Example:
-  shepherdctl cluster credentials issue ams --output_dir ./ams --reason 'a look at its tickets'
+  shepherdctl cluster credentials issue ams --output-dir ./ams --reason 'a look at its tickets'
 
 Until the certificate expires, the holder of the key has an owner's rights at the curators. The limits and
 the audit of shepherds do not apply there. The key is created on this host and never leaves it.";
@@ -87,7 +87,7 @@ pub struct IssueCredential {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Directory for HOLDER.key (readable only by you), HOLDER.crt and ca.crt; created if missing
-    #[arg(long = "output_dir", value_name = "PATH")]
+    #[arg(long = "output-dir", value_name = "PATH")]
     pub output_dir: PathBuf,
     /// Holder of the certificate: letters, digits, dots, dashes and underscores [default: the user who runs this]
     #[arg(long, value_name = "NAME")]
@@ -225,7 +225,7 @@ async fn issue_credential(context: &CommandContext, args: &IssueCredential) -> R
     for (there, expected) in [(file("key"), repeated), (file("crt"), false)] {
         if there.exists() && !expected {
             return Err(CliError::Invalid(format!(
-                "{} exists; use another --output_dir or --holder, or remove it",
+                "{} exists; use another --output-dir or --holder, or remove it",
                 there.display()
             )));
         }

@@ -22,7 +22,7 @@ pub(crate) const DECLARE_EXAMPLES: &str = "\
 Example:
   shepherdctl cluster declare ams web.toml --reason 'the new front'
 
-Give the role to the workers with: shepherdctl cluster roles ams --add_role web
+Give the role to the workers with: shepherdctl cluster roles ams --add-role web
 
 web.toml:
   role = \"web\"
@@ -45,7 +45,7 @@ new_privileges = true and, with an archive, seccomp = \"unconfined\" request mor
 that has it restarts the services that changed. Do not store secrets in a declaration.
 
 A role that gives root on nodes is signed, if the shepherds have signing keys and no other admin approves it:
-  shepherdctl cluster declare ams web.toml --output_file web.role --reason 'the new front'
+  shepherdctl cluster declare ams web.toml --output-file web.role --reason 'the new front'
   minisign -S -H -s release.key -m web.role \\
     -t 'shepherd kind=declaration name=web version=1.0.0 architecture=any minimum-version=1.0.0'
   shepherdctl cluster declare ams web.toml --signature web.role.minisig --reason 'the new front'";
@@ -55,7 +55,7 @@ Example:
   shepherdctl cluster undeclare ams web --reason 'the front moved'
 
 A role that the workers have cannot be withdrawn. First remove it from them:
-  shepherdctl cluster roles ams --remove_role web --reason 'the front moved'";
+  shepherdctl cluster roles ams --remove-role web --reason 'the front moved'";
 
 /// Arguments of `cluster declare`: the file of the role.
 #[derive(Debug, Args)]
@@ -70,7 +70,7 @@ pub struct DeclareInCluster {
     #[arg(long, value_name = "FILE", conflicts_with = "output_file")]
     pub signature: Option<PathBuf>,
     /// Write the encoded role, which minisign signs, to this file, and declare nothing
-    #[arg(long = "output_file", alias = "output-file", value_name = "FILE")]
+    #[arg(long = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

@@ -43,8 +43,8 @@ use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
 pub(crate) const KUBECONFIG_EXAMPLES: &str = "\
 Examples:
-  shepherdctl cluster kubeconfig ams --output_file ams.yaml --reason 'a look'
-  shepherdctl cluster kubeconfig ams --access viewer --output_file view.yaml --reason 'a board'
+  shepherdctl cluster kubeconfig ams --output-file ams.yaml --reason 'a look'
+  shepherdctl cluster kubeconfig ams --access viewer --output-file view.yaml --reason 'a board'
 
 The key is in the output and nowhere else, except in FILE.key while the request waits for another admin.
 Kubernetes cannot revoke a certificate: the holder of the file can use it until it expires, or until the
@@ -72,7 +72,7 @@ pub struct KubeconfigArgs {
     #[arg(long, value_name = "NAME")]
     pub holder: Option<String>,
     /// File to write, readable only by you [default: standard output]
-    #[arg(long = "output_file", alias = "output-file", value_name = "FILE")]
+    #[arg(long = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
@@ -167,7 +167,7 @@ fn pending_key_file(context: &CommandContext, args: &KubeconfigArgs) -> Result<O
     if pending.exists() && context.order_flags.idempotency_key.is_none() {
         return Err(CliError::Invalid(format!(
             "{} exists: it is the key of a request that waits for another admin; repeat that command with its \
-             --idempotency_key, or remove the file",
+             --idempotency-key, or remove the file",
             pending.display()
         )));
     }
@@ -178,7 +178,7 @@ fn pending_key_file(context: &CommandContext, args: &KubeconfigArgs) -> Result<O
 fn keep_pending_key(pending: Option<&Path>, secret: &SecretSlice<u8>, message: &str) -> Result<(), CliError> {
     let Some(file) = pending else {
         return Err(CliError::Invalid(format!(
-            "{message}. Without a file its key is discarded: give the order with --output_file FILE instead, and let \
+            "{message}. Without a file its key is discarded: give the order with --output-file FILE instead, and let \
              the other admin approve that one"
         )));
     };

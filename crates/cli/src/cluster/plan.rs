@@ -24,7 +24,7 @@ pub(crate) const PLAN_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster plan ams                  what will be done to it, and what it waits for then
   shepherdctl cluster plan ams --workers 3      which machines would leave
-  shepherdctl cluster plan new --control_plane 3 --workers 5 -l 'location=ams*'
+  shepherdctl cluster plan new --control-plane 3 --workers 5 -l 'location=ams*'
                                                 which machines would be chosen for a cluster that does not exist yet";
 
 /// Cluster whose next steps are computed, and the changes to assume.
@@ -34,16 +34,16 @@ pub struct PlanCluster {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Assume this size of the control plane: 1, 3, 5 or 7
-    #[arg(long = "control_plane", alias = "control-plane", value_name = "N")]
+    #[arg(long = "control-plane", value_name = "N")]
     pub control_plane: Option<u32>,
     /// Assume this number of workers
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
     /// Assume that every worker has this role; may be given several times
-    #[arg(long = "add_role", value_name = "ROLE")]
+    #[arg(long = "add-role", value_name = "ROLE")]
     pub add_roles: Vec<String>,
     /// Assume that no worker has this role; may be given several times
-    #[arg(long = "remove_role", value_name = "ROLE")]
+    #[arg(long = "remove-role", value_name = "ROLE")]
     pub remove_roles: Vec<String>,
     /// Assume that the cluster is deleted
     #[arg(long)]

@@ -17,8 +17,8 @@ Example:
   shepherdctl cluster rotate-key ams --reason 'a backup of the database is lost'
 
 The curators accept the next key before they reject the previous one and its certificates. The key is also
-replaced every thirty days, or at the interval of --cluster_key_rotation_interval. Certificates of people
-do not change.";
+replaced every thirty days, or at the interval of `shepherd --cluster_key_rotation_interval`. Certificates
+of people do not change.";
 
 /// Orders the rotation of a cluster's owner key.
 pub(super) async fn rotate_cluster_key(

@@ -39,7 +39,7 @@ Kubernetes.";
 pub(crate) const RESTORE_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster restore ams --reason 'two of its three members burnt'
-  shepherdctl cluster restore ams --target_machine rack-7-03 --reason 'the rest of the hall is dark'
+  shepherdctl cluster restore ams --target-machine rack-7-03 --reason 'the rest of the hall is dark'
 
 Changes since the snapshot are lost, and nothing undoes that: type the name of the cluster, or give
 --yes. Workers continue what they run, and follow the new control plane. Machines of the old one leave;
@@ -47,7 +47,7 @@ an unreachable one gets the order when it reports again.
 
 Kubernetes objects come back with the image of etcd of the snapshot (cluster snapshots shows which ones
 have one). A machine has to have etcdutl for that, 3.5.10 or later, of the minor version of its etcd.
-Without an image, or with --without_kubernetes, a cluster with Kubernetes loses all objects and all
+Without an image, or with --without-kubernetes, a cluster with Kubernetes loses all objects and all
 pods, and is restored only with --confirm.";
 
 /// Arguments of `cluster restore`: the cluster, the snapshot and the target machine.
@@ -61,13 +61,13 @@ pub struct RestoreCluster {
     pub snapshot: Option<String>,
     /// Machine to restore onto first: its UUID or the beginning of it, its provider's id (sim-0007), or PROVIDER/ID
     /// [default: any free machine]
-    #[arg(long = "target_machine", value_name = "M", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long = "target-machine", value_name = "M", value_parser = NonEmptyStringValueParser::new())]
     pub target_machine: Option<String>,
     /// Restore although the control plane still has a quorum; changes since the snapshot are lost
-    #[arg(long = "bypass_quorum", alias = "bypass-quorum")]
+    #[arg(long = "bypass-quorum")]
     pub bypass_quorum: bool,
     /// Lose the Kubernetes objects although the snapshot has them; that has to be confirmed
-    #[arg(long = "without_kubernetes", alias = "without-kubernetes")]
+    #[arg(long = "without-kubernetes")]
     pub without_kubernetes: bool,
     /// Words that confirm what a cluster with Kubernetes loses; without this flag, the error shows the exact words
     #[arg(long = "confirm", value_name = "WORDS", default_value = "")]

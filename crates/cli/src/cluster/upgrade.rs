@@ -18,8 +18,8 @@ use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 
 pub(crate) const UPGRADE_EXAMPLES: &str = "\
 Examples:
-  shepherdctl cluster upgrade ams --kubernetes_bundle 'kubernetes 1.20.2-b' --reason next --dry_run
-  shepherdctl cluster upgrade ams --roleserver_release roleserver-1.5 --parallelism 3 --reason fix
+  shepherdctl cluster upgrade ams --kubernetes-bundle 'kubernetes 1.20.2-b' --reason next --dry-run
+  shepherdctl cluster upgrade ams --roleserver-release roleserver-1.5 --parallelism 3 --reason fix
   shepherdctl cluster upgrade ams --rollback --reason 'pods do not start'
 
 The first node that is not healthy in time pauses the upgrade: --resume repeats the order to that node,
@@ -34,7 +34,7 @@ pub struct UpgradeCluster {
     pub name: String,
     /// Bundle for its nodes: an artefact's digest, the beginning of it, or its name
     #[arg(
-        long = "kubernetes_bundle",
+        long = "kubernetes-bundle",
         value_name = "BUNDLE",
         value_parser = NonEmptyStringValueParser::new(),
         conflicts_with_all = ["rollback", "pause", "resume", "abort"]
@@ -42,7 +42,7 @@ pub struct UpgradeCluster {
     pub kubernetes_bundle: Option<String>,
     /// Release of the role server to roll out first: an artefact's digest, the beginning of it, or its name
     #[arg(
-        long = "roleserver_release",
+        long = "roleserver-release",
         value_name = "RELEASE",
         value_parser = NonEmptyStringValueParser::new(),
         conflicts_with_all = ["rollback", "pause", "resume", "abort"]
@@ -52,7 +52,7 @@ pub struct UpgradeCluster {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub parallelism: u32,
     /// Time limit for a node to become healthy
-    #[arg(long = "node_deadline", value_name = "SPAN", default_value = "15m")]
+    #[arg(long = "node-deadline", value_name = "SPAN", default_value = "15m")]
     pub node_deadline: Span,
     /// Roll back to the previous bundle: workers first, then controllers
     #[arg(long, conflicts_with_all = ["pause", "resume", "abort"])]

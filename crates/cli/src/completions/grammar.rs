@@ -3,8 +3,9 @@
 //! The engine of `clap_complete` walks the grammar and knows subcommands, flags and enumerated values. The grammar that it
 //! gets differs from that of the parser in three ways:
 //!
-//! * A flag has dashes, and its spelling with underscores is an alias. The engine offers aliases only where nothing else
-//!   fits, so a user who begins with underscores continues with them.
+//! * The spelling of a flag with underscores is an alias. The engine offers aliases only where nothing else fits, so a user
+//!   who begins with underscores continues with them. The parser needs no alias: it gets dashes
+//!   ([`model::arguments`][]).
 //! * A subcommand has one name, and its others are aliases. So `get mach` becomes `get machines`, although
 //!   `get machine` is a command, too.
 //! * An argument that names an object records the name that is typed, so that [`crate::completions::names`] can find those
@@ -87,7 +88,7 @@ fn prepare_command(command: Command, path: &[&str], recorder: &QueryRecorder) ->
 }
 
 fn prepare_arg(arg: Arg, path: &[&str], recorder: &QueryRecorder) -> Arg {
-    let arg = spell_with_dashes(arg);
+    let arg = add_underscore_alias(arg);
     let source = value_source(path, arg.get_id().as_str());
     if source != ValueSource::default() {
         let recorder = recorder.clone();
@@ -103,20 +104,13 @@ fn prepare_arg(arg: Arg, path: &[&str], recorder: &QueryRecorder) -> Arg {
     arg
 }
 
-/// Names a flag with dashes, and makes every other spelling of it an alias.
-fn spell_with_dashes(arg: Arg) -> Arg {
-    let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
-    let dashed = long.replace('_', "-");
-    let others = arg.get_all_aliases().unwrap_or_default().into_iter().map(str::to_owned);
-    let mut aliases: Vec<String> = Vec::new();
-    for name in std::iter::once(long.clone()).chain(others) {
-        for spelling in [name.replace('_', "-"), name.replace('-', "_")] {
-            if spelling != dashed && !aliases.contains(&spelling) {
-                aliases.push(spelling);
-            }
-        }
+/// Makes the spelling of a flag with underscores an alias.
+fn add_underscore_alias(arg: Arg) -> Arg {
+    let spelling = arg.get_long().filter(|long| long.contains('-')).map(|long| long.replace('-', "_"));
+    match spelling {
+        Some(spelling) => arg.alias(spelling),
+        None => arg,
     }
-    arg.long(dashed).alias(None::<&'static str>).aliases(aliases)
 }
 
 /// Where the values of the argument `id` come from, of the command at `path`.

@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 
 use crate::completions::shell::{Candidate, CompletionShell, SHELL_VARIABLE};
+use model::arguments::spell_flags_with_dashes;
 
 /// The index of the word to complete, in the environment.
 const INDEX_VARIABLE: &str = "_CLAP_COMPLETE_INDEX";
@@ -123,16 +124,12 @@ fn split_flag(words: &mut Vec<String>) -> String {
     format!("{flag}=")
 }
 
-/// Spells the flags before the last word as the grammar of completion does: with dashes.
+/// Spells the flags before the last word with dashes: the engine knows no flag before it by an alias.
 fn spell_flags(mut words: Vec<String>) -> Vec<String> {
-    let before = words.len().saturating_sub(1);
-    for word in words.iter_mut().take(before).take_while(|word| word.as_str() != "--") {
-        if word.starts_with("--") {
-            let end = word.find('=').unwrap_or(word.len());
-            *word = format!("{}{}", word[..end].replace('_', "-"), &word[end..]);
-        }
-    }
-    words
+    let last = words.pop();
+    let before = spell_flags_with_dashes(words.into_iter().map(OsString::from));
+    let before = before.into_iter().map(|word| word.to_string_lossy().into_owned());
+    before.chain(last).collect()
 }
 
 #[cfg(test)]
@@ -152,7 +149,7 @@ mod tests {
             // Behind the cursor there may be more.
             (
                 Bash,
-                &["--", "shepherdctl", "hold", "si", "--dry_run"],
+                &["--", "shepherdctl", "hold", "si", "--dry-run"],
                 Some(2),
                 &["shepherdctl", "hold", "si"],
             ),

@@ -106,7 +106,7 @@ pub async fn write_debug_bundle(
 fn create_private_file(path: &Path) -> Result<std::fs::File, CliError> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
         CliError::Invalid(format!(
-            "cannot make {}: {error}; name another file with --output_file",
+            "cannot make {}: {error}; name another file with --output-file",
             path.display()
         ))
     })

@@ -10,7 +10,7 @@ pub mod mask;
 const DEBUG_BUNDLE_EXAMPLES: &str = "\
 Examples:
   shepherdctl debug bundle
-  shepherdctl debug bundle --direct --machine sim-0007 --output_file /tmp/for-help.tar.gz
+  shepherdctl debug bundle --direct --machine sim-0007 --output-file /tmp/for-help.tar.gz
 
 The archive has the output of the commands that read, as JSON: issues, machines, providers, sessions, work,
 loops, plan, policy; and why, facts and history of each machine that has an issue or is named. Passwords,
@@ -28,7 +28,7 @@ pub enum DebugCommand {
 #[derive(Debug, Args)]
 pub struct DebugBundleArgs {
     /// File to write; it must not exist yet [default: shepherd-debug-TIME.tar.gz in this directory]
-    #[arg(long = "output_file", value_name = "FILE")]
+    #[arg(long = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Machine to describe fully, in addition to those with an issue; may be given several times
     #[arg(long, value_name = "M")]

@@ -1,7 +1,7 @@
 //! Bulk orders: one order for many machines, named or selected by filters, with confirmation of their number.
 //!
 //! A filter is easily wrong. So the machines are listed first, and the operator types their number, or gives it with
-//! `--yes_count`. The order contains that number, and is rejected if another number of machines matches by then. Machines that are
+//! `--yes-count`. The order contains that number, and is rejected if another number of machines matches by then. Machines that are
 //! named need no number, unless nothing undoes the order: the response to the dry run says so. Where such an order
 //! would change nothing, nobody types a number, and the order contains it, too: the API requires it in every state of the
 //! machines.
@@ -43,10 +43,10 @@ pub struct BulkSelection {
     #[command(flatten)]
     pub(crate) filters: MachineFilters,
     /// Expected number of machines; if it is another number, nothing is done [default: prompt on the terminal]
-    #[arg(long = "yes_count", value_name = "N")]
+    #[arg(long = "yes-count", value_name = "N")]
     pub yes_count: Option<u32>,
     /// Exceed the limits of the policy, or select all machines with an empty selector; admins only
-    #[arg(long = "beyond_limits")]
+    #[arg(long = "beyond-limits")]
     pub beyond_limits: bool,
 }
 
@@ -213,7 +213,7 @@ fn describe_preview(preview: &BulkPreview) -> String {
     text
 }
 
-/// Lists the machines of a bulk order without changing anything. With `--yes_count`, the preview has a rejection if the
+/// Lists the machines of a bulk order without changing anything. With `--yes-count`, the preview has a rejection if the
 /// order is about another number of machines.
 async fn preview_bulk_order(
     context: &CommandContext,
@@ -357,11 +357,11 @@ fn confirm_machine_count(
     if !is_interactive() {
         let message = format!(
             "{subject} {machines}{final_note}, and nothing was ordered at {fleet}; if these are the right ones, give \
-             --yes_count {}{}",
+             --yes-count {}{}",
             required.text,
             stdin_note(&context.arguments)
         );
-        let command = command_with_flags(&context.arguments, &["--yes_count", &required.text]);
+        let command = command_with_flags(&context.arguments, &["--yes-count", &required.text]);
         return Err(CliError::Unconfirmed { message, command });
     }
     print_stderr(&format!("At {fleet}, {subject} {machines}{final_note}."));

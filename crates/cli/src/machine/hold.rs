@@ -22,14 +22,14 @@ Examples:
   shepherdctl hold --label row=7 --reason 'the row is rewired' --until 4h
   shepherdctl hold - --reason 'a bad batch' --until 1d <batch.txt
 
-Filters list their machines first. Confirm the number on the terminal or with --yes_count. Machines that are
+Filters list their machines first. Confirm the number on the terminal or with --yes-count. Machines that are
 named need no number; if one name fits no machine, or several, nothing is ordered.";
 
 pub(crate) const RELEASE_EXAMPLES: &str = "\
 Examples:
   shepherdctl release sim-0007 --reason 'the disk is changed'
   shepherdctl release sim-0007 --quarantine
-  shepherdctl release --label row=7 --yes_count 24 --reason 'the row is rewired'";
+  shepherdctl release --label row=7 --yes-count 24 --reason 'the row is rewired'";
 
 /// Arguments of `hold`: the machines, the scope, the reason and the end.
 #[derive(Debug, Args)]

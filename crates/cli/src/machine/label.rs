@@ -20,7 +20,7 @@ pub(crate) const LABEL_EXAMPLES: &str = "\
 Examples:
   shepherdctl label sim-0007 row=7 owner=kim
   shepherdctl label sim-0007 sim-0008 row=8 owner-
-  shepherdctl label --provider rack-a site=north --yes_count 40
+  shepherdctl label --provider rack-a site=north --yes-count 40
 
 KEY=VALUE sets a label, and KEY- removes one. A word with = or with a dash at its end is never a machine:
 name such a machine by its UUID.";

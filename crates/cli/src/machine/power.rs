@@ -20,14 +20,14 @@ pub(crate) const REBOOT_EXAMPLES: &str = "\
 Examples:
   shepherdctl reboot sim-0007 --reason 'a new kernel'
   shepherdctl reboot sim-0007 --reason 'a new kernel' --wait
-  shepherdctl reboot --label row=7 --reason 'a new kernel' --dry_run
+  shepherdctl reboot --label row=7 --reason 'a new kernel' --dry-run
   shepherdctl why sim-0007";
 
 pub(crate) const POWER_EXAMPLES: &str = "\
 Examples:
   shepherdctl power off sim-0007 --reason 'its fan is replaced'
   shepherdctl power on sim-0007 --reason 'the fan is in' && shepherdctl release sim-0007
-  shepherdctl power cycle --provider rack-a --phase NeedsHuman --reason 'the switch is back' --dry_run
+  shepherdctl power cycle --provider rack-a --phase NeedsHuman --reason 'the switch is back' --dry-run
   shepherdctl power cancel sim-0007
 
 To switch off a machine with a node that votes in etcd of its cluster, type its name, or give --yes.";

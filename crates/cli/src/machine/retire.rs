@@ -21,14 +21,14 @@ use proto::fleet::v1::machines_client::MachinesClient;
 pub(crate) const RETIRE_EXAMPLES: &str = "\
 Examples:
   shepherdctl retire sim-0007 --reason 'its lease ends'
-  shepherdctl retire --label row=7 --reason 'the row is sold' --dry_run
+  shepherdctl retire --label row=7 --reason 'the row is sold' --dry-run
   shepherdctl retire sim-0007 --reason 'its lease ends' --wait --timeout 2h
-  shepherdctl retire sim-0007 --keep_authority --reason 'its disks are shredded'
+  shepherdctl retire sim-0007 --keep-authority --reason 'its disks are shredded'
   shepherdctl retire cancel sim-0007 --reason 'it is needed after all'
   shepherdctl retire waive sim-0007 release --confirm 'sim/sim-0007 is not known to be given back' --reason 'the provider is gone'
 
 Nothing undoes a retirement once the provider has the order. Type the name of the machine, or give --yes; for
-several machines, type their number, or give --yes_count.
+several machines, type their number, or give --yes-count.
 
 A member of the control plane of a cluster has the key of the cluster's authority on its disk.
 So the authority is replaced after the machine has left, and etcd of the other members restarts
@@ -54,7 +54,7 @@ pub struct RetireArgs {
     #[arg(long)]
     pub wipe: bool,
     /// Keep the authority of its cluster, because the disk of the machine is destroyed or wiped by other means
-    #[arg(long = "keep_authority", alias = "keep-authority")]
+    #[arg(long = "keep-authority")]
     pub keep_authority: bool,
     /// Why, for the audit and for operators who run `why`
     #[arg(long, value_name = "TEXT", required = true)]

@@ -6,7 +6,7 @@
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-use crate::audit::{AuditListArgs, FILTER_FLAGS};
+use crate::audit::list::{AuditListArgs, FILTER_FLAGS};
 use crate::machine::get::MachineListArgs;
 use crate::machine::selection::MachineArg;
 use crate::object::kind::{KINDS, KindRow, ObjectKind};
@@ -39,10 +39,10 @@ pub struct GetArgs {
     )]
     pub limit: Option<u32>,
     /// Sort by this column, numbers by value; the whole list is read, also with --limit
-    #[arg(long = "sort_by", value_name = "COLUMN")]
+    #[arg(long = "sort-by", value_name = "COLUMN")]
     pub sort_by: Option<String>,
     /// Print no line with the names of the columns
-    #[arg(long = "no_headers")]
+    #[arg(long = "no-headers")]
     pub no_headers: bool,
 }
 
@@ -259,9 +259,9 @@ mod tests {
             (&["get", "machines", "--phase", "ready", "--limit", "3"], None),
             (&["get", "machines", "a", "--phase", "ready"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "machines", "a", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
-            (&["get", "machines", "--sort_by", "phase", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
-            (&["get", "machines", "a", "b", "--sort_by", "phase"], None),
-            (&["get", "work", "--sort_by=for", "--limit", "3"], None),
+            (&["get", "machines", "--sort-by", "phase", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "a", "b", "--sort-by", "phase"], None),
+            (&["get", "work", "--sort-by=for", "--limit", "3"], None),
             (&["get", "work", "a", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--machine", "m"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "audit", "a", "--since", "2h"], Some(ErrorKind::ArgumentConflict)),
@@ -272,7 +272,7 @@ mod tests {
             (&["get", "machines", "a", "-w"], None),
             (&["get", "machines", "--phase", "ready", "--watch"], None),
             (&["get", "machines", "-w", "--limit", "3"], Some(ErrorKind::ArgumentConflict)),
-            (&["get", "machines", "-w", "--sort_by", "phase"], Some(ErrorKind::ArgumentConflict)),
+            (&["get", "machines", "-w", "--sort-by", "phase"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "machines", "-w", "--cursor", "x"], Some(ErrorKind::ArgumentConflict)),
             (&["get", "clusters", "-w", "-o", "json"], None),
             (&["get", "contexts", "-w"], Some(ErrorKind::UnknownArgument)),

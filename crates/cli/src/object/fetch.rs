@@ -2,7 +2,7 @@
 
 use crate::approvals::list_approvals;
 use crate::artefacts::get::list_artefacts;
-use crate::audit::list_audit;
+use crate::audit::list::list_audit;
 use crate::budgets::{list_brakes, list_budgets};
 use crate::client::fleet_client::FleetClient;
 use crate::cluster::get::list_clusters;

@@ -85,7 +85,7 @@ Examples:
   shepherdctl get machines --phase NeedsHuman --phase Quarantined
   shepherdctl get machines -l 'phase=Ready,location=ams*,label.row=7,memory>=64GiB'
   shepherdctl get machines sim-0007 sim-0008
-  shepherdctl get machines --sort_by since
+  shepherdctl get machines --sort-by since
   shepherdctl get machines --provider rack-a --limit 1000 -o json",
         page_about: "Facts, schedule, work, waits and last events of a machine",
         page_examples: "\
@@ -368,7 +368,7 @@ Example:
         page_examples: "\
 Example:
   shepherdctl describe context prod",
-        empty: "no contexts; `shepherdctl tokens bootstrap --save_context NAME` creates one",
+        empty: "no contexts; `shepherdctl tokens bootstrap --save-context NAME` creates one",
     },
 ];
 

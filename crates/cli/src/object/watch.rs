@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 
-use crate::audit::list_newer_audit;
+use crate::audit::list::list_newer_audit;
 use crate::client::fleet_client::FleetClient;
 use crate::client::reconnect::PersistentReader;
 use crate::context::CommandContext;

@@ -61,7 +61,7 @@ impl RequiredConfirmation {
     fn flags(&self) -> Vec<&str> {
         match self.kind {
             ConfirmationKind::Name => vec!["--yes"],
-            ConfirmationKind::Count => vec!["--yes_count", &self.text],
+            ConfirmationKind::Count => vec!["--yes-count", &self.text],
             ConfirmationKind::Words => vec!["--confirm", &self.text],
         }
     }
@@ -215,7 +215,7 @@ mod tests {
         };
         for (kind, text, flags) in [
             (Kind::Name, "ams", "--yes"),
-            (Kind::Count, "12", "--yes_count 12"),
+            (Kind::Count, "12", "--yes-count 12"),
             (Kind::Words, "m is not wiped", "--confirm 'm is not wiped'"),
         ] {
             let found = RequiredConfirmation::decode(Some(&message(kind, text))).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! `--idempotency_key`: carry out a repeated order once.
+//! `--idempotency-key`: carry out a repeated order once.
 //!
 //! Each order through the API has such a key ([`retry`]). With an explicit key, a script can repeat an order
 //! after the script itself was interrupted. The order is carried out once, and a repetition returns the first result.
@@ -20,15 +20,18 @@ use bmdb::connection::url::mask_password;
 use model::plain_text::check_visible;
 use model::shell_words;
 
-const FLAG: &str = "idempotency_key";
+/// Its name among the arguments of a command.
+const ID: &str = "idempotency_key";
+/// Its name on a command line, without the dashes before it.
+const FLAG: &str = "idempotency-key";
 /// Longest key, in characters, same as in the API.
 const MAX_CHARS: usize = 128;
 /// Commands that need no key, because repeating them is safe.
 pub(crate) const EXCLUDED_COMMANDS: [&str; 2] = ["declare", "policy"];
 
-/// The definition of `--idempotency_key`.
+/// The definition of `--idempotency-key`.
 pub(crate) fn flag() -> Arg {
-    Arg::new(FLAG)
+    Arg::new(ID)
         .long(FLAG)
         .value_name("KEY")
         .help_heading(None)
@@ -51,7 +54,7 @@ fn parse_key(text: &str) -> Result<String, String> {
 /// The key that is given after some subcommand.
 #[must_use]
 pub fn find_key(matches: &ArgMatches) -> Option<String> {
-    let here = matches.try_get_one::<String>(FLAG).ok().flatten().cloned();
+    let here = matches.try_get_one::<String>(ID).ok().flatten().cloned();
     here.or_else(|| matches.subcommand().and_then(|(_, matches)| find_key(matches)))
 }
 
@@ -105,7 +108,7 @@ mod tests {
     /// Collects every command that has no subcommands, with its path.
     fn leaves(command: &clap::Command, path: &str, found: &mut Vec<(String, bool)>) {
         let path = format!("{path} {}", command.get_name());
-        let keyed = command.get_arguments().any(|argument| argument.get_id() == FLAG);
+        let keyed = command.get_arguments().any(|argument| argument.get_id() == ID);
         if command.get_subcommands().next().is_none() {
             found.push((path.trim().to_owned(), keyed));
         }
@@ -138,18 +141,18 @@ mod tests {
     #[test]
     fn command_is_repeated_as_it_was_typed_with_its_key() {
         let line = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        let typed = ["shepherdctl", "budget", "set", "reboot", "--max_count", "5", "--reason", "it's due"];
-        let output = "shepherdctl budget set reboot --max_count 5 --reason \"it's due\"";
-        assert_eq!(repeat_command(&line(&typed), "k 1"), format!("{output} --idempotency_key 'k 1'"));
+        let typed = ["shepherdctl", "budget", "set", "reboot", "--max-count", "5", "--reason", "it's due"];
+        let output = "shepherdctl budget set reboot --max-count 5 --reason \"it's due\"";
+        assert_eq!(repeat_command(&line(&typed), "k 1"), format!("{output} --idempotency-key 'k 1'"));
         for (url, shown) in [
             ("postgres://kim@db/b", "postgres://kim@db/b"),
             ("postgres://kim:se@cret@db/b", "postgres://kim:***@db/b"),
-            ("--bmdb_url=postgres:///b?password=secret", "--bmdb_url=postgres:///b?password=***"),
+            ("--bmdb-url=postgres:///b?password=secret", "--bmdb-url=postgres:///b?password=***"),
         ] {
             assert_eq!(mask_url_password(url), shown);
         }
-        let named = [&typed[..], &["--idempotency_key=k"]].concat();
-        assert_eq!(repeat_command(&line(&named), "k"), format!("{output} '--idempotency_key=k'"));
+        let named = [&typed[..], &["--idempotency-key=k"]].concat();
+        assert_eq!(repeat_command(&line(&named), "k"), format!("{output} '--idempotency-key=k'"));
         let trailing = ["shepherdctl", "retire", "--reason", "old", "--", "-odd"];
         assert_eq!(
             command_with_flags(&line(&trailing), &["--yes"]),
@@ -175,11 +178,11 @@ mod tests {
         };
         let hold = ["hold", "m", "--reason", "r"];
         assert_eq!(typed(&hold), Some(None));
-        assert_eq!(typed(&[&hold[..], &["--idempotency_key", " k 1 "]].concat()), Some(Some("k 1".into())));
+        assert_eq!(typed(&[&hold[..], &["--idempotency-key", " k 1 "]].concat()), Some(Some("k 1".into())));
         assert_eq!(typed(&["allow", "host-key", "m", "--fingerprint", "f"]), Some(None));
         for odd in ["", " ", "a\nb", &"k".repeat(129)] {
-            assert_eq!(typed(&[&hold[..], &["--idempotency_key", odd]].concat()), None, "{odd:?}");
+            assert_eq!(typed(&[&hold[..], &["--idempotency-key", odd]].concat()), None, "{odd:?}");
         }
-        assert_eq!(typed(&["get", "machines", "--idempotency_key", "k"]), None, "that is no order");
+        assert_eq!(typed(&["get", "machines", "--idempotency-key", "k"]), None, "that is no order");
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! An order that nothing undoes is confirmed before it is sent ([`confirmation`][]).
 //!
-//! The flags `--idempotency_key` and `--dry_run` belong to every order, apart from the commands that
+//! The flags `--idempotency-key` and `--dry-run` belong to every order, apart from the commands that
 //! [`idempotency_key`][] and [`dry_run`][] exclude. So the grammar adds them ([`crate::command::grammar`]), and
 //! [`retry::send_order`][] takes them from the context of the command ([`crate::context`]): a new command only passes
 //! its context on. An order with work that continues after its answer has [`wait_flags`][].

@@ -1,6 +1,6 @@
 //! Operator of an order, as history and audit record it.
 //!
-//! A server identifies the operator by the credential. With `--bmdb_url` it is the user of the environment, because an
+//! A server identifies the operator by the credential. With `--bmdb-url` it is the user of the environment, because an
 //! operator with write access to the database is trusted.
 
 use bmdb::orders::order::{Actor, Order, request_digest};

@@ -21,8 +21,8 @@ use model::access::{AccessRole, AccessScope};
 
 pub(crate) const BOOTSTRAP_EXAMPLES: &str = "\
 Examples:
-  shepherdctl tokens bootstrap --direct --save_context prod
-  shepherdctl tokens bootstrap --direct --output_file /root/token";
+  shepherdctl tokens bootstrap --direct --save-context prod
+  shepherdctl tokens bootstrap --direct --output-file /root/token";
 
 /// Arguments of `tokens bootstrap`: name, end and destination of the first token.
 #[derive(Debug, Args)]
@@ -34,10 +34,10 @@ pub struct BootstrapArgs {
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
     /// Write the token into this new file, readable only by you, instead of to standard output
-    #[arg(long = "output_file", value_name = "FILE")]
+    #[arg(long = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Save a context of this name with the token, and make it the current one
-    #[arg(long = "save_context", value_name = "NAME")]
+    #[arg(long = "save-context", value_name = "NAME")]
     pub save_context: Option<String>,
 }
 
@@ -118,7 +118,7 @@ async fn discover_api_servers(bmdb: &Bmdb) -> Result<(Vec<String>, Option<String
     if servers.is_empty() {
         return Err(CliError::Ended {
             exit: ExitCode::Unreachable,
-            message: "no shepherd serves the API now, so no context can be saved; start one, or omit --save_context"
+            message: "no shepherd serves the API now, so no context can be saved; start one, or omit --save-context"
                 .to_owned(),
         });
     }

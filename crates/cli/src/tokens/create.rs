@@ -56,7 +56,7 @@ pub struct CreateToken {
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
     /// Write the token into this new file, readable only by you, instead of to standard output
-    #[arg(long = "output_file", value_name = "FILE")]
+    #[arg(long = "output-file", value_name = "FILE")]
     pub output_file: Option<PathBuf>,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

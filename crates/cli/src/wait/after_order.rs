@@ -131,7 +131,7 @@ mod tests {
         for (line, goal) in [
             ("retire m --reason r --wait", WaitGoal::Machine(MachineGoal::RetirementEnd)),
             (
-                "retire --label row=7 --reason r --wait --yes_count 2",
+                "retire --label row=7 --reason r --wait --yes-count 2",
                 WaitGoal::Machine(MachineGoal::RetirementEnd),
             ),
             (
@@ -152,7 +152,7 @@ mod tests {
             ("cluster restore ams --reason r --wait", WaitGoal::Cluster(ClusterGoal::Ready)),
             ("cluster delete ams --reason r --wait", WaitGoal::Cluster(ClusterGoal::Deleted)),
             (
-                "cluster upgrade ams --kubernetes_bundle one --reason r --wait",
+                "cluster upgrade ams --kubernetes-bundle one --reason r --wait",
                 WaitGoal::Cluster(ClusterGoal::UpgradeEnd(UpgradeDirection::Forward)),
             ),
             (

@@ -128,7 +128,7 @@ pub fn check_restore_allowed(
     evidence: &ControlPlaneEvidence,
     now: Timestamp,
 ) -> Result<(), RestoreObjection> {
-    let bypass = "To restore it anyway, give --bypass_quorum";
+    let bypass = "To restore it anyway, give --bypass-quorum";
     let why = match (check_lost(evidence, now), evidence.etcd_full_since) {
         (Err(why), _) => why,
         (Ok(()), None) => return Ok(()),
@@ -350,7 +350,7 @@ mod tests {
             );
             let text = decided.err().map(|(_, text)| text).unwrap_or_default();
             assert!(
-                text.is_empty() || text.contains("--bypass_quorum") || text.contains("never founded"),
+                text.is_empty() || text.contains("--bypass-quorum") || text.contains("never founded"),
                 "{text}"
             );
             // Members get new certificates in just the same cases. Nothing bypasses this check.
@@ -361,7 +361,7 @@ mod tests {
                 "{what}"
             );
             let text = renewal.err().map(|(_, text)| text).unwrap_or_default();
-            assert!(!text.contains("restore") && !text.contains("--bypass_quorum"), "{text}");
+            assert!(!text.contains("restore") && !text.contains("--bypass-quorum"), "{text}");
         }
     }
 
@@ -377,7 +377,7 @@ mod tests {
             let full = ControlPlaneEvidence { etcd_full_since: Some(at(NOW - 80)), ..evidence };
             let (reason, text) = check_restore_allowed(&full, at(NOW)).unwrap_err();
             assert_eq!(reason, expected, "{what}: {text}");
-            let names_alarm = text.contains("NOSPACE") && text.contains("--bypass_quorum");
+            let names_alarm = text.contains("NOSPACE") && text.contains("--bypass-quorum");
             assert_eq!(names_alarm, expected == "ETCD_FULL", "{what}: {text}");
         }
     }

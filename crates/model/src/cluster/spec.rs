@@ -210,13 +210,13 @@ pub fn parse_cluster_selector(text: &str) -> Result<Selector, String> {
 fn check_worker_role(role: &str) -> Result<(), String> {
     if role == "consensus-member" {
         return Err(
-            "consensus-member is given to the control plane automatically; set its size with --control_plane N"
+            "consensus-member is given to the control plane automatically; set its size with --control-plane N"
                 .to_owned(),
         );
     }
     if role == CONTROLLER_ROLE || role == WORKER_ROLE {
         return Err(format!(
-            "{role} is given automatically if a cluster has Kubernetes; give --kubernetes_bundle BUNDLE, or: \
+            "{role} is given automatically if a cluster has Kubernetes; give --kubernetes-bundle BUNDLE, or: \
              shepherdctl cluster kubernetes set"
         ));
     }

@@ -191,7 +191,7 @@ fn cluster_key_refused(cluster: &ClusterIssueInputs, evidence: &IssueInputs) -> 
         Some(since),
         format!(
             "if the database was restored from a backup, restore a later backup; otherwise `shepherdctl cluster \
-             restore {name} --bypass_quorum` from a snapshot that knows one of the keys"
+             restore {name} --bypass-quorum` from a snapshot that knows one of the keys"
         ),
     ))
 }

@@ -1,6 +1,6 @@
 //! The fleet API in the caller's own process, over its connection to the database.
 //!
-//! `shepherdctl --bmdb_url` works without a shepherd: it runs the services of the API itself and calls them through
+//! `shepherdctl --bmdb-url` works without a shepherd: it runs the services of the API itself and calls them through
 //! this channel. Calls are encoded and decoded as over the network, but no socket is opened, and one connection to the
 //! database suffices. The caller is [`Caller::DatabaseLogin`], which needs no credential of ours.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Every question and every order of an operator goes through the services of this module, except `declare restored`
 //! and `tokens bootstrap`. There are two ways to them. The network `listener` authenticates a call by its credential.
-//! `shepherdctl --bmdb_url` runs the same services in its own process ([`in_process`][]), with the rights of an admin,
+//! `shepherdctl --bmdb-url` runs the same services in its own process ([`in_process`][]), with the rights of an admin,
 //! because a user who may write to the database can change everything in it. Both check the same table
 //! ([`authorization`][]) and call the same entrance ([`services`][]).
 //!

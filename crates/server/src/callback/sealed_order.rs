@@ -95,7 +95,7 @@ fn check_restore(
     if order.machine_id.is_empty() {
         return Err(format!(
             "a shepherd of an earlier release made the order, which names no machine; order it again for one machine with: \
-             shepherdctl cluster restore NAME --target_machine {machine}"
+             shepherdctl cluster restore NAME --target-machine {machine}"
         ));
     }
     let Some(Operation::Found(found)) = &order.operation else {

@@ -110,7 +110,7 @@ pub(crate) async fn resolve_desired(
             if before.is_some_and(|before| before.bundle != bundle) {
                 let text = format!(
                     "the cluster {name} runs another bundle, and all of its nodes would change at once; to \
-                     change them one by one, run: shepherdctl cluster upgrade {name} --kubernetes_bundle {}",
+                     change them one by one, run: shepherdctl cluster upgrade {name} --kubernetes-bundle {}",
                     &bundle[..16]
                 );
                 return Err(order_rejected("ANOTHER_BUNDLE", text));

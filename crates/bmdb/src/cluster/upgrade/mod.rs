@@ -90,7 +90,7 @@ impl NewUpgrade {
     pub fn check(&self) -> Result<(), String> {
         if self.kubernetes.is_none() && self.roleserver.is_none() {
             return Err(
-                "there is nothing to upgrade to; give --kubernetes_bundle BUNDLE, --roleserver_release RELEASE \
+                "there is nothing to upgrade to; give --kubernetes-bundle BUNDLE, --roleserver-release RELEASE \
                  or both"
                     .to_owned(),
             );

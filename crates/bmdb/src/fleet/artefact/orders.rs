@@ -128,7 +128,7 @@ async fn add_artefact_in_tx(
         (made, &new.content.signature)
     {
         let text = format!(
-            "it was not added: {reason}; to add it without a signature, run: shepherdctl artefacts add FILE --without_signature"
+            "it was not added: {reason}; to add it without a signature, run: shepherdctl artefacts add FILE --without-signature"
         );
         return Err(order_rejected("WRONG_SIGNATURE", text));
     }

@@ -18,7 +18,7 @@ use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 const SET_EXAMPLES: &str = "\
 Examples:
   shepherdctl cluster kubernetes set ams --bundle 'kubernetes 1.20.2' --reason 'the first services'
-  shepherdctl cluster kubernetes set ams --add_on dns=coredns.yaml --reason 'names for services'
+  shepherdctl cluster kubernetes set ams --add-on dns=coredns.yaml --reason 'names for services'
 
 Bundles and add-ons are artefacts: shepherdctl artefacts add. To change the bundle of a cluster, upgrade
 the cluster: shepherdctl cluster upgrade.";
@@ -65,10 +65,10 @@ pub struct SetKubernetes {
     #[command(flatten)]
     pub flags: KubernetesFlags,
     /// Add-on to remove from the settings; may be given several times
-    #[arg(long = "remove_add_on", alias = "remove-add-on", value_name = "NAME")]
+    #[arg(long = "remove-add-on", value_name = "NAME")]
     pub remove_add_on: Vec<String>,
     /// Remove the storage driver
-    #[arg(long = "remove_storage", conflicts_with = "storage_driver")]
+    #[arg(long = "remove-storage", conflicts_with = "storage_driver")]
     pub remove_storage: bool,
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]

@@ -13,31 +13,29 @@ use proto::fleet::v1;
 pub struct KubernetesFlags {
     /// Address range of services [default: 10.96.0.0/16]
     #[arg(
-        long = "service_range",
-        alias = "service-range",
+        long = "service-range",
         value_name = "RANGE",
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub service_range: Option<String>,
     /// Address range of pods; each node gets a part of it [default: 10.128.0.0/12]
     #[arg(
-        long = "pod_range",
-        alias = "pod-range",
+        long = "pod-range",
         value_name = "RANGE",
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub pod_range: Option<String>,
     /// Prefix length of a node's pod range [default: 24]
-    #[arg(long = "node_prefix", alias = "node-prefix", value_name = "BITS")]
+    #[arg(long = "node-prefix", value_name = "BITS")]
     pub node_prefix: Option<u32>,
     /// DNS domain of services [default: cluster.local]
-    #[arg(long = "cluster_domain", value_name = "DOMAIN", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long = "cluster-domain", value_name = "DOMAIN", value_parser = NonEmptyStringValueParser::new())]
     pub cluster_domain: Option<String>,
     /// Add-on: an artefact with Kubernetes objects to apply and keep; may be given several times
-    #[arg(long = "add_on", alias = "add-on", value_name = "NAME=ARTEFACT")]
+    #[arg(long = "add-on", value_name = "NAME=ARTEFACT")]
     pub add_on: Vec<String>,
     /// Storage: name of the CSI driver, and the storage class that uses it
-    #[arg(long = "storage_driver", value_name = "DRIVER=CLASS")]
+    #[arg(long = "storage-driver", value_name = "DRIVER=CLASS")]
     pub storage_driver: Option<String>,
 }
 
@@ -54,17 +52,17 @@ pub(crate) fn parse_patch(
     // In a request, 0 leaves the prefix as it is.
     if flags.node_prefix == Some(0) {
         return Err(CliError::Invalid(
-            "--node_prefix: 0 is not a valid prefix length; give a length such as 24".to_owned(),
+            "--node-prefix: 0 is not a valid prefix length; give a length such as 24".to_owned(),
         ));
     }
-    let storage = flags.storage_driver.as_deref().map(|text| pair("storage_driver", text)).transpose()?;
+    let storage = flags.storage_driver.as_deref().map(|text| pair("storage-driver", text)).transpose()?;
     Ok(KubernetesPatch {
         bundle: bundle.map(str::to_owned),
         service_range: flags.service_range.clone(),
         pod_range: flags.pod_range.clone(),
         node_prefix: flags.node_prefix,
         domain: flags.cluster_domain.clone(),
-        add_ons: flags.add_on.iter().map(|text| pair("add_on", text)).collect::<Result<_, _>>()?,
+        add_ons: flags.add_on.iter().map(|text| pair("add-on", text)).collect::<Result<_, _>>()?,
         storage: storage.map(|(driver, class)| VolumeDriver { driver, class }),
         ..KubernetesPatch::default()
     })

@@ -90,7 +90,7 @@ fn bundle_change_objection(
     (has.spec.bundle != wanted.bundle && others > 0).then(|| {
         format!(
             "its curators have the bundle {}, and {} is wanted here; {others} of its nodes would change at once. \
-             To change them one by one, run: shepherdctl cluster upgrade NAME --kubernetes_bundle BUNDLE",
+             To change them one by one, run: shepherdctl cluster upgrade NAME --kubernetes-bundle BUNDLE",
             short(&has.spec.bundle),
             short(&wanted.bundle)
         )
