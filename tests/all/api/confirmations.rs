@@ -349,7 +349,7 @@ async fn dry_runs_and_printed_commands_name_the_fleet() -> TestResult {
     }
     let direct = kim.direct(&["why", &machine])?;
     let dialect = api.database.dialect().as_str();
-    assert!(direct.contains(&format!("shepherdctl --direct --bmdb_dialect {dialect} release ")), "{direct}");
+    assert!(direct.contains(&format!("shepherdctl --direct --bmdb-dialect {dialect} release ")), "{direct}");
     let cordoned = format!("run: shepherdctl --context home hold {machine} --reason TEXT");
     for (arguments, printed) in [
         (vec!["--context", "home", "why", "nobody"], "`shepherdctl --context home get machines`"),

@@ -150,8 +150,8 @@ fn every_command_is_known_for_what_it_does() {
 fn steady(text: &str) -> anyhow::Result<String> {
     // A printed command reaches the same fleet again.
     let text = &text
-        .replace("shepherdctl --direct --bmdb_dialect postgres ", "shepherdctl ")
-        .replace("shepherdctl --direct --bmdb_dialect cockroachdb ", "shepherdctl ");
+        .replace("shepherdctl --direct --bmdb-dialect postgres ", "shepherdctl ")
+        .replace("shepherdctl --direct --bmdb-dialect cockroachdb ", "shepherdctl ");
     let Ok(mut answer) = serde_json::from_str::<Value>(text) else {
         // How long ago something happened, and when.
         let masked: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();

@@ -182,7 +182,7 @@ mod tests {
     fn only_a_kubeconfig_on_standard_output_is_a_printed_file() {
         for (line, expected) in [
             ("cluster kubeconfig ams --reason r", true),
-            ("cluster kubeconfig ams --reason r --output_file f", false),
+            ("cluster kubeconfig ams --reason r --output-file f", false),
             ("cluster snapshots ams", false),
         ] {
             let parsed = Line::try_parse_from(line.split(' ')).unwrap();
