@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::time::timeout;
 
 use crate::api::Api;
-use crate::api::command_line::Operator;
+use crate::api::command_line::{Operator, interruptible};
 use crate::api::logs::enrolled;
 use crate::api::recorded::{mask, mask_host};
 use crate::habits::{find_named_command, read_lines};
@@ -181,7 +181,8 @@ async fn run_line(kim: &Operator<'_>, line: &str) -> anyhow::Result<Transcript> 
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         return Ok(Transcript { code: exit_code(output.status), stdout, stderr });
     }
-    let mut child = tokio::process::Command::from(kim.command(&words))
+    let mut child = tokio::process::Command::from(interruptible(&kim.command(&words)))
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
