@@ -49,6 +49,7 @@ const REMOVED: &[Removed] = &[
     removed("--cluster_snapshots_kept", "--cluster_snapshots_retained"),
     removed("--cluster_snapshot_days", "--cluster_snapshots_retained_daily"),
     removed("tokens get", "get tokens"),
+    removed("tokens list", "get tokens"),
     removed("artefacts get", "get artefacts"),
     removed("update get", "get updates"),
     removed("update describe", "describe update"),
@@ -64,6 +65,8 @@ const REMOVED: &[Removed] = &[
 
 /// Files and folders that are searched, apart from the end-to-end tests.
 const PLACES: &[&str] = &[
+    ".ci",
+    "BENCHMARKS.md",
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -76,7 +79,11 @@ const PLACES: &[&str] = &[
     "proto",
     "src",
     "tests/all",
+    "tests/data",
     "tests/faults",
+    "tests/fuzz",
+    "tests/security",
+    "tests/upgrade",
     "tools",
 ];
 

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -21,9 +20,9 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::time::timeout;
 
 use crate::api::Api;
-use crate::api::command_line::Operator;
+use crate::api::command_line::{Operator, interruptible};
 use crate::api::logs::enrolled;
-use crate::api::recorded::mask;
+use crate::api::recorded::{mask, mask_host};
 use crate::habits::{find_named_command, read_lines};
 use crate::harness::aloud::TestResult;
 use crate::harness::callback::{self, Listener};
@@ -160,23 +159,12 @@ impl Transcript {
 
 /// The text without what differs from run to run. The names of the machines stay distinct.
 fn mask_fleet(kim: &Operator<'_>, text: &str) -> anyhow::Result<String> {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
     let home = kim.home.path().to_str().context("text")?;
     let mut text = text.replace(home, "HOME").replace(env!("CARGO_BIN_EXE_shepherdctl"), "shepherdctl");
     for (name, masked) in [("sim-0007", "sim-seven"), ("sim-0008", "sim-eight"), ("sim-0009", "sim-nine")] {
         text = text.replace(name, masked);
     }
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
-    // Each word, followed by the characters up to the next one.
-    let (mut masked, mut rest) = (String::new(), text.as_str());
-    while !rest.is_empty() {
-        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-        let next = rest[end..].find(is_part).map_or(rest.len(), |at| end + at);
-        masked += if &rest[..end] == host.trim() { "HOST" } else { &rest[..end] };
-        masked += &rest[end..next];
-        rest = &rest[next..];
-    }
-    Ok(mask(&masked))
+    Ok(mask(&mask_host(&text)?))
 }
 
 /// Runs a line until it ends. A line without an end gets Ctrl-C when it has printed what it begins with.
@@ -193,7 +181,8 @@ async fn run_line(kim: &Operator<'_>, line: &str) -> anyhow::Result<Transcript> 
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         return Ok(Transcript { code: exit_code(output.status), stdout, stderr });
     }
-    let mut child = tokio::process::Command::from(kim.command(&words))
+    let mut child = tokio::process::Command::from(interruptible(&kim.command(&words)))
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)

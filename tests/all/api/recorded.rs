@@ -2,7 +2,7 @@
 //! server, and with a login to the database.
 //!
 //! One script of commands runs on two fleets that are alike, one each way. What differs from run to run (identifiers,
-//! times, secrets, the width of columns) is masked. Where the two ways print something else, both are recorded.
+//! times, secrets, this host, the width of columns) is masked. Where the two ways print something else, both are recorded.
 //!
 //! The orders of the script run again on two such fleets, with `-o json`. What they print is not recorded: the two ways
 //! are compared with each other. `same_answers` does the same with commands that read.
@@ -225,6 +225,23 @@ fn mask_word(word: &str) -> String {
     masked
 }
 
+/// The text with `HOST` in place of this host's name, where that is a word of its own. Sessions record it.
+pub(super) fn mask_host(text: &str) -> anyhow::Result<String> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    let host = host.trim();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let (mut masked, mut copied) = (String::new(), 0);
+    for (start, _) in text.match_indices(host) {
+        let end = start + host.len();
+        if !text[..start].ends_with(is_part) && !text[end..].starts_with(is_part) {
+            masked += &text[copied..start];
+            masked += "HOST";
+            copied = end;
+        }
+    }
+    Ok(masked + &text[copied..])
+}
+
 /// The words of each line, masked. Equal lines are then kept once.
 pub(super) fn mask(text: &str) -> String {
     let mut masked: Vec<String> = Vec::new();
@@ -307,12 +324,9 @@ impl<'a> Way<'a> {
         for (name, machine) in &self.machines {
             text = text.replace(machine, name).replace(&machine[..8], name);
         }
-        let host = fs::read_to_string("/proc/sys/kernel/hostname")?;
         // Machines of the same time are in the order of random identifiers.
-        text = text
-            .replace(&format!("kim@{}", host.trim()), "kim@HOST")
-            .replace("rack/N, rack/M", "rack/M, rack/N");
-        Ok(mask(&self.mask_fleet(&text)?))
+        text = text.replace("rack/N, rack/M", "rack/M, rack/N");
+        Ok(mask(&mask_host(&self.mask_fleet(&text)?)?))
     }
 
     /// The text without what says which fleet it is about, and in which way.

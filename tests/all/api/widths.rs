@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::Context as _;
+use ratatui::text::Line;
 use shepherd::model::shell_words;
-use shepherd::model::text_layout::fit_text;
 
 use crate::api::Api;
 use crate::api::command_line::Operator;
@@ -59,15 +59,32 @@ const LINES: [&str; 31] = [
 const OTHER_WORDS: [&str; 11] =
     ["machines,", "healthy", "healthy,", "retired", "(not", "shown)", "just", "now", "ago", "at", "once"];
 
-/// The lines of a text that are wider than the terminal although they have several words.
+/// The lines of a text that are wider than the terminal, apart from those that cannot be broken: what is behind their indent
+/// is one word, or a label of at most half of the terminal and one word.
 fn wide_lines(text: &str, columns: u16) -> Vec<&str> {
-    let is_wide = |line: &&str| {
-        let words = line.split_whitespace().filter(|word| !["…", "\\"].contains(word)).count();
-        // A quoted argument of a command is one word.
-        let is_quoted = shell_words::split(line).is_some_and(|words| words.len() == 1);
-        words > 1 && !is_quoted && fit_text(line, Some(columns.into())) != *line
-    };
+    let columns = usize::from(columns);
+    let is_wide =
+        |line: &&str| text_width(line) > columns && !is_one_word(line) && !is_labelled_word(line, columns);
     text.lines().filter(is_wide).collect()
+}
+
+/// How many columns of a terminal a text takes.
+fn text_width(text: &str) -> usize {
+    Line::raw(text).width()
+}
+
+/// Whether a text is one word, in a list or in a command that continues. A quoted argument of a command is one word.
+fn is_one_word(text: &str) -> bool {
+    let text = text.trim().trim_end_matches(" \\");
+    let text = text.strip_prefix("* ").or_else(|| text.strip_prefix("- ")).unwrap_or(text);
+    let words = text.split_whitespace().filter(|word| *word != "…").count();
+    words == 1 || shell_words::split(text).is_some_and(|words| words.len() == 1)
+}
+
+fn is_labelled_word(line: &str, columns: usize) -> bool {
+    let Some((_, value)) = line.trim().split_once("  ") else { return false };
+    let value = value.trim_start();
+    text_width(line.trim_end()) - text_width(value) <= columns / 2 && is_one_word(value)
 }
 
 /// The words of a text. Numbers depend on when it is printed, and so do the words that have some.
@@ -107,6 +124,24 @@ async fn populated(name: &str) -> anyhow::Result<Api> {
     .execute(&api.pool)
     .await?;
     Ok(api)
+}
+
+#[test]
+fn line_that_could_be_broken_is_wide() {
+    for (line, is_wide) in [
+        ("a line that has 40 columns of a terminal", false),
+        ("a line that has forty-one columns in all.", true),
+        ("サーバー サーバー サーバー サーバー サー", true),
+        ("    an-address-of-somewhere/that-has-no-space", false),
+        ("      --reason 'a disk that was never to be in it' \\", false),
+        ("      hold sim-1 --reason 'it is not in its rack' \\", true),
+        ("  label  a-word-that-takes-half-of-the-terminal", false),
+        ("  label  a-word-that-takes-most-of-a-terminal it", true),
+        ("a-label-of-most-of-the-terminal  several-columns", true),
+        ("sim-1  Ready  just-now  a-reason-without-any-space", true),
+    ] {
+        assert_eq!(!wide_lines(line, 40).is_empty(), is_wide, "{line}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
