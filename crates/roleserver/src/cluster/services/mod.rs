@@ -16,8 +16,9 @@
 //! * [`desired`][]: declarations rendered with this node's facts (pure). [`render`][]: collects the facts.
 //! * [`service_state`][]: the state of a service. [`plan`][]: the next actions (pure). [`status`][]: the reported
 //!   status (pure).
-//! * [`service_manager`][]: the loop that executes the plan. [`service_stop`][]: stops a service beside the loop.
-//!   [`service_runtime`][]: blocking operations on the host. [`record_files`][]: the files that record a service.
+//! * [`service_manager`][]: the loop that executes the plan. [`service_process`][]: the process of a service, with its
+//!   tasks. [`service_stop`][]: stops a service beside the loop.
+//! * [`service_runtime`][]: blocking operations on the host. [`record_files`][]: the files that record a service.
 //! * [`artefact_store`][]: programs by their digest, downloaded from a URL ([`http_fetch`][crate::http_fetch]) or from
 //!   a shepherd ([`server_pool`][crate::server_pool]).
 //! * [`rootfs`][]: a service's own root filesystem. [`archive_entry`][]: what an entry of its archive means. [`oci_config`][]: the configuration of runc for it. [`seccomp`][]: its
@@ -82,6 +83,7 @@ pub mod render;
 pub mod rootfs;
 pub mod seccomp;
 pub mod service_manager;
+pub mod service_process;
 pub mod service_runtime;
 pub mod service_state;
 pub mod service_stop;
