@@ -22,6 +22,7 @@ pub mod named;
 pub mod order_targets;
 pub mod outcome;
 pub mod power;
+mod printed_machines;
 pub mod prioritize;
 pub mod quarantine;
 pub mod retire;
