@@ -126,6 +126,8 @@ pub mod role_declaration;
 pub mod roll_out;
 pub mod roll_out_view;
 pub mod routine;
+#[cfg(test)]
+mod sample_machine;
 pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;
