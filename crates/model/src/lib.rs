@@ -38,7 +38,7 @@
 //! * Programs: [`program_mark`][] (by which a role server is recognized), and of others [`program_versions`][] (versions
 //!   with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
-//!   [`order_rules`][] (which orders nothing undoes), [`log_request`][].
+//!   [`order_rules`][] (which orders nothing undoes), [`rpc_name`][] (of the RPCs that give them), [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`natural_order`][] (of names with numbers),
 //!   [`text_layout`][], [`text_file`][] (files that people write), [`pem_blocks`][] (certificates and keys in them),
 //!   [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
@@ -126,6 +126,7 @@ pub mod role_declaration;
 pub mod roll_out;
 pub mod roll_out_view;
 pub mod routine;
+pub mod rpc_name;
 #[cfg(test)]
 mod sample_machine;
 pub mod sanitize;

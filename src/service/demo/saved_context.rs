@@ -21,6 +21,7 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::orders::credential::{NewAccessCredential, PresentedToken, find_by_token};
 use crate::bmdb::orders::order::{Actor, Order, request_digest};
 use crate::model::access::{AccessRole, AccessScope};
+use crate::model::rpc_name::CREATE_CREDENTIAL_RPC;
 use crate::server::api::listener::api_server::ApiServer;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::os_process::hostname;
@@ -76,7 +77,7 @@ async fn is_token_valid(path: &Path, bmdb: &Bmdb) -> Result<bool, ExitFailure> {
 async fn create_token(bmdb: &Bmdb) -> Result<SecretString, ExitFailure> {
     let order = Order {
         actor: Actor { name: format!("shepherd demo on {}", hostname()), credential: None },
-        rpc: "shepherd.fleet.v1.Credentials/Create".to_owned(),
+        rpc: CREATE_CREDENTIAL_RPC.to_owned(),
         target: format!("credential of {CONTEXT}"),
         reason: "the context of the demo".to_owned(),
         idempotency_key: None,

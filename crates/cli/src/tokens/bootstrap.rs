@@ -18,6 +18,7 @@ use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
 use bmdb::orders::credential::{NewAccessCredential, canonical_credential_name};
 use model::access::{AccessRole, AccessScope};
+use model::rpc_name::CREATE_CREDENTIAL_RPC;
 
 pub(crate) const BOOTSTRAP_EXAMPLES: &str = "\
 Examples:
@@ -74,7 +75,7 @@ pub async fn bootstrap_token(
         certificate: None,
     };
     let reason = Some("the first credential, made in the BMDB directly");
-    let order = direct_order("shepherd.fleet.v1.Credentials/Create", format!("credential of {name}"), reason);
+    let order = direct_order(CREATE_CREDENTIAL_RPC, format!("credential of {name}"), reason);
     let made = bmdb.create_credential(order, new).await?;
     let id = made.credential.map(|credential| credential.id.to_string()).unwrap_or_default();
     let mut printed = deliver_token(&id, made.token.as_ref(), output.as_deref(), format)?;
