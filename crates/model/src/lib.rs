@@ -20,7 +20,7 @@
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
 //!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`selector`][] (the language that chooses
 //!   machines), [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`hardware_report`][] (as shown),
-//!   [`timeline`][] (its history), [`unknown_fence`][].
+//!   [`timeline`][] (its history), [`event_name`][] (of what is in it), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][], [`recent_step`][] (what
@@ -83,6 +83,7 @@ pub mod configuration_value;
 pub mod database_durability;
 pub mod database_limits;
 pub mod disruption;
+pub mod event_name;
 pub mod excerpt;
 pub mod facts;
 pub mod firmware_text;

@@ -18,6 +18,7 @@ use crate::wait::condition::{MachineGoal, WaitGoal};
 use crate::wait::snapshot::{
     ClusterState, FirstReport, HoldState, MachineState, PowerState, Snapshot, UpdateState, UpgradeState,
 };
+use model::event_name::{POWER_ORDER_CANCELLED, POWER_ORDER_GIVEN_UP, POWER_ORDERED};
 use model::process::Lane;
 use model::time::Timestamp;
 use proto::fleet::v1;
@@ -27,7 +28,7 @@ use proto::fleet::v1::updates_client::UpdatesClient;
 
 /// Events that begin or end a power order, and whether the order ended without having been carried out.
 const POWER_EVENTS: [(&str, bool); 3] =
-    [("PowerOrdered", false), ("PowerOrderCancelled", true), ("PowerOrderGivenUp", true)];
+    [(POWER_ORDERED, false), (POWER_ORDER_CANCELLED, true), (POWER_ORDER_GIVEN_UP, true)];
 /// Events of a machine in which the end of its power order is looked for.
 const MAX_EVENTS: i32 = 500;
 
