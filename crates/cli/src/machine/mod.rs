@@ -11,6 +11,7 @@ pub mod allow_host_key;
 pub mod allow_signing_keys;
 pub mod bulk_order;
 pub mod describe;
+pub mod fetch;
 pub mod footer;
 pub mod get;
 pub mod history;
