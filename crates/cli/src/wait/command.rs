@@ -338,7 +338,7 @@ mod tests {
             (&["wait", "updates", "--for", "finished", "--timeout", "0"], "finished", 0),
         ] {
             let args = parse(line).unwrap();
-            assert_eq!(args.goal().unwrap().condition(), goal, "{line:?}");
+            assert_eq!(args.goal().unwrap().condition().as_deref(), Some(goal), "{line:?}");
             assert_eq!(args.timeout, Span::minutes(minutes), "{line:?}");
         }
     }

@@ -41,6 +41,8 @@ pub enum ClusterGoal {
     Deleted,
     /// The upgrade that was ordered has ended.
     UpgradeEnd(UpgradeDirection),
+    /// No replacement of its authority is ordered or under way.
+    AuthorityReplaced,
 }
 
 /// Where an upgrade goes.
@@ -91,17 +93,18 @@ impl WaitGoal {
         }
     }
 
-    /// The condition of `wait` with which to continue after the waiting for this was interrupted.
+    /// The condition of `wait` with which to continue after the waiting for this was interrupted; `None` if it has none.
     #[must_use]
-    pub fn condition(self) -> String {
-        match self {
+    pub fn condition(self) -> Option<String> {
+        Some(match self {
             Self::Machine(MachineGoal::Phase(phase)) => format!("phase={phase}"),
             Self::Machine(MachineGoal::Healthy | MachineGoal::PowerOrderEnd(_)) => "healthy".to_owned(),
             Self::Machine(MachineGoal::Retired | MachineGoal::RetirementEnd) => "retired".to_owned(),
             Self::Cluster(ClusterGoal::Ready | ClusterGoal::UpgradeEnd(_)) => "ready".to_owned(),
             Self::Cluster(ClusterGoal::Deleted) => "deleted".to_owned(),
+            Self::Cluster(ClusterGoal::AuthorityReplaced) => return None,
             Self::UpdateFinished => "finished".to_owned(),
-        }
+        })
     }
 }
 
@@ -116,7 +119,8 @@ impl fmt::Display for WaitGoal {
                 f.write_str("upgraded or rolled back")
             }
             Self::Machine(MachineGoal::Phase(phase)) => write!(f, "{phase}"),
-            other => f.write_str(&other.condition()),
+            Self::Cluster(ClusterGoal::AuthorityReplaced) => f.write_str("under a new authority"),
+            other => f.write_str(&other.condition().unwrap_or_default()),
         }
     }
 }
@@ -199,7 +203,9 @@ mod tests {
             WaitGoal::Cluster(ClusterGoal::Deleted),
             WaitGoal::UpdateFinished,
         ] {
-            assert!(WaitGoal::parse(goal.kind(), &goal.condition()).is_ok(), "{goal:?}");
+            let condition = goal.condition().unwrap();
+            assert!(WaitGoal::parse(goal.kind(), &condition).is_ok(), "{goal:?}");
         }
+        assert_eq!(WaitGoal::Cluster(ClusterGoal::AuthorityReplaced).condition(), None);
     }
 }
