@@ -68,7 +68,7 @@ impl WaitGoal {
     pub fn parse(kind: ObjectKind, text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         match (kind, name.to_ascii_lowercase().as_str(), value) {
-            (ObjectKind::Machine, "phase", Some(value)) => parse_phase(value),
+            (ObjectKind::Machine, "phase", Some(value)) => parse_phase_goal(value),
             (ObjectKind::Machine, "healthy", None) => Ok(Self::Machine(MachineGoal::Healthy)),
             (ObjectKind::Machine, "retired", None) => Ok(Self::Machine(MachineGoal::Retired)),
             (ObjectKind::Cluster, "ready", None) => Ok(Self::Cluster(ClusterGoal::Ready)),
@@ -125,12 +125,11 @@ impl fmt::Display for WaitGoal {
     }
 }
 
-fn parse_phase(text: &str) -> Result<WaitGoal, String> {
-    let found = Phase::ALL.into_iter().find(|phase| phase.as_str().eq_ignore_ascii_case(text));
-    found.map(|phase| WaitGoal::Machine(MachineGoal::Phase(phase))).ok_or_else(|| {
-        let phases = Phase::ALL.map(Phase::as_str).join(", ");
-        format!("{text:?} is no phase; give one of: {phases}")
-    })
+fn parse_phase_goal(text: &str) -> Result<WaitGoal, String> {
+    let found = Phase::find_by_name(text);
+    found
+        .map(|phase| WaitGoal::Machine(MachineGoal::Phase(phase)))
+        .ok_or_else(|| format!("{text:?} is no phase; give one of: {}", Phase::list_names()))
 }
 
 /// The sentence for a command without a condition.
