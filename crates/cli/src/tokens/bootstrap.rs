@@ -13,11 +13,12 @@ use crate::exit_code::ExitCode;
 use crate::order::expiry::{check_credential_lifetime, parse_end};
 use crate::order::operator::{current_user, direct_order};
 use crate::output::Format;
-use crate::output::file::{encode_pem, write_file_atomic};
+use crate::output::file::write_file_atomic;
 use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
 use bmdb::orders::credential::{NewAccessCredential, canonical_credential_name};
 use model::access::{AccessRole, AccessScope};
+use model::pem_blocks::encode_pem;
 use model::rpc_name::CREATE_CREDENTIAL_RPC;
 
 pub(crate) const BOOTSTRAP_EXAMPLES: &str = "\
