@@ -7,9 +7,9 @@ use crate::machine::fetch::fetch_named_pages;
 use model::time::Timestamp;
 use proto::fleet::v1;
 
-/// The machines of some names.
+/// What the API finds by some names.
 #[derive(Debug)]
-pub(crate) struct NamedMachines {
+pub(crate) struct NameResolution {
     /// Each machine once, in the order of the names.
     pub(crate) machines: Vec<v1::Machine>,
     /// A sentence for each name that fits no machine, or several.
@@ -22,12 +22,12 @@ pub(crate) struct NamedMachines {
 pub(crate) async fn fetch_named_machines(
     client: &FleetClient,
     names: &[String],
-) -> Result<NamedMachines, CliError> {
+) -> Result<NameResolution, CliError> {
     let (mut machines, mut unresolved, mut read_at) = (Vec::new(), Vec::new(), None);
     for page in fetch_named_pages(client, names).await? {
         machines.extend(page.machines);
         unresolved.extend(page.unresolved.into_iter().map(|name| name.message));
         read_at = page.read_at;
     }
-    Ok(NamedMachines { machines, unresolved, read_at: require_timestamp(read_at, "its read time")? })
+    Ok(NameResolution { machines, unresolved, read_at: require_timestamp(read_at, "its read time")? })
 }
