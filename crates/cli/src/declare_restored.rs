@@ -11,7 +11,8 @@ use crate::order::operator::{current_user, direct_order};
 use crate::output::{Format, format_json};
 use bmdb::orders::declare_restored::LiveSession;
 use bmdb::orders::order::format_attribution;
-use model::order_rules::{ConfirmationKind, DECLARE_RESTORED_RPC, irreversible_reason};
+use model::order_rules::{ConfirmationKind, irreversible_reason};
+use model::rpc_name::DECLARE_RESTORED_RPC;
 use model::unknown_fence::FENCE_LIFT;
 
 /// Subcommands of `declare`, which need a connection to the database.

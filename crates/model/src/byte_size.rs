@@ -30,10 +30,14 @@ impl ByteSize {
         humanize_size(self.0, &UNITS)
     }
 
-    /// Bytes of a unit of a size for people, binary or decimal; `None` for another word.
+    /// Bytes of a size as [`ByteSize::humanize`] and [`DiskSize::humanize`] write it, about; `None` for any other text.
     #[must_use]
-    pub fn unit_size(unit: &str) -> Option<u64> {
-        UNITS.into_iter().chain(DISK_UNITS).find(|(name, _)| *name == unit).map(|(_, size)| size)
+    pub fn parse_humanized(text: &str) -> Option<f64> {
+        let (number, unit) = text.split_once(' ')?;
+        let (_, size) = UNITS.into_iter().chain(DISK_UNITS).find(|(name, _)| *name == unit)?;
+        #[expect(clippy::cast_precision_loss, reason = "units are powers of two and of ten")]
+        let size = size as f64;
+        number.parse::<f64>().ok().map(|number| number * size)
     }
 }
 
@@ -79,23 +83,23 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, ByteSizeError> {
         let error = || ByteSizeError(text.to_owned());
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let unit = &text[digits.len()..];
-        let (_, size) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(error)?;
+        let (digits, size) = split_unit(text).ok_or_else(error)?;
         let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         let count = digits.parse::<u64>().ok().filter(|_| is_number).ok_or_else(error)?;
         count.checked_mul(size).map(Self).ok_or_else(error)
     }
 }
 
-/// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes; `None` for any other text, or on overflow.
+/// The number of a size, and the bytes of the binary unit that ends it; `None` if none does.
+fn split_unit(text: &str) -> Option<(&str, u64)> {
+    UNITS.into_iter().find_map(|(unit, size)| Some((text.strip_suffix(unit)?, size)))
+}
+
+/// Parses `64GiB`, `512MiB`, `1TiB` or a number of bytes without a unit; `None` for any other text, or on overflow.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
-    let (number, shift) = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
-        .into_iter()
-        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
-        .unwrap_or((text, 0));
-    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+    let (number, size) = split_unit(text).filter(|(_, size)| *size > 1).unwrap_or((text, 1));
+    number.trim().parse::<u64>().ok()?.checked_mul(size)
 }
 
 impl Serialize for ByteSize {
@@ -164,15 +168,34 @@ mod tests {
     }
 
     #[test]
-    fn unit_has_its_size() {
-        for (unit, size) in [
-            ("GiB", Some(1 << 30)),
-            ("TB", Some(1_000_000_000_000)),
-            ("B", Some(1)),
-            ("gib", None),
-            ("", None),
+    fn size_for_people_is_parsed_again() {
+        for (text, bytes) in [
+            ("1.5 GiB", Some(1_610_612_736.0)),
+            ("3.8 TB", Some(3_800_000_000_000.0)),
+            ("512 B", Some(512.0)),
+            ("1 gib", None),
+            ("1GiB", None),
+            ("GiB", None),
+            ("x GiB", None),
+            ("1 ", None),
         ] {
-            assert_eq!(ByteSize::unit_size(unit), size, "{unit}");
+            assert_eq!(ByteSize::parse_humanized(text), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn number_of_bytes_has_a_unit_or_none() {
+        for (text, bytes) in [
+            ("64GiB", Some(64 << 30)),
+            ("64 GiB", Some(64 << 30)),
+            ("1TiB", Some(1 << 40)),
+            ("1536", Some(1536)),
+            ("100B", None),
+            ("20GB", None),
+            ("GiB", None),
+            ("99999999999TiB", None),
+        ] {
+            assert_eq!(parse_bytes(text), bytes, "{text}");
         }
     }
 }

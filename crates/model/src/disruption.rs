@@ -220,12 +220,9 @@ fn check_disruption_budget(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{HeartbeatFact, Hold, Quarantine, Recovery, RecoveryAction, ReleaseOrder, Retirement};
+    use crate::facts::{Hold, Quarantine, Recovery, RecoveryAction, ReleaseOrder, Retirement};
     use crate::ids::{IntentId, MachineId};
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-    }
+    use crate::sample_machine::{at, heartbeat};
 
     fn machine() -> MachineFacts {
         MachineFacts::empty(MachineId::generate(), at(0))
@@ -308,17 +305,9 @@ mod tests {
     #[test]
     fn heartbeat_since_the_decision_forbids_the_step() {
         let mut facts = machine();
-        let beat = |seconds| {
-            Some(HeartbeatFact {
-                received_at: at(seconds),
-                boot_id: "b".into(),
-                incarnation: "i".into(),
-                sequence: 1,
-            })
-        };
-        facts.heartbeat = beat(50);
+        facts.heartbeat = Some(heartbeat(50));
         assert_eq!(denied_until(&facts, DisruptionKind::Reboot, &DisruptionContext::default()), None);
-        facts.heartbeat = beat(51);
+        facts.heartbeat = Some(heartbeat(51));
         assert!(denied_until(&facts, DisruptionKind::Reboot, &DisruptionContext::default()).is_some());
     }
 

@@ -44,13 +44,10 @@ pub fn healed_at(facts: &MachineFacts, policy: &Policy, now: Timestamp) -> Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{HeartbeatFact, NeedsHuman};
+    use crate::facts::NeedsHuman;
     use crate::ids::MachineId;
     use crate::needs_human::Obstacle;
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-    }
+    use crate::sample_machine::{at, heartbeat};
 
     fn waiting(observed_since: Option<i64>, last: Option<i64>) -> MachineFacts {
         let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
@@ -60,12 +57,7 @@ mod tests {
             obstacle: Obstacle::LadderExhausted,
             reporting_since: observed_since.map(at),
         });
-        facts.heartbeat = last.map(|last| HeartbeatFact {
-            received_at: at(last),
-            boot_id: "b".into(),
-            incarnation: "i".into(),
-            sequence: 1,
-        });
+        facts.heartbeat = last.map(heartbeat);
         facts
     }
 

@@ -20,7 +20,7 @@
 //! * Machines: [`facts`][], [`ids`][], [`phase`][] (derived from facts), [`provider_status`][], [`adoption`][] (what
 //!   bounds how many there are of a provider), [`host_key`][], [`label`][], [`selector`][] (the language that chooses
 //!   machines), [`priority`][], [`waits`][], [`machine_view`][] (a machine as shown), [`hardware_report`][] (as shown),
-//!   [`timeline`][] (its history), [`unknown_fence`][].
+//!   [`timeline`][] (its history), [`event_name`][] (of what is in it), [`unknown_fence`][].
 //! * Schedule: [`schedule`][], [`process`][] (kinds of work and lanes), [`schedule_mismatch`][], [`backoff`][],
 //!   [`circuit_breaker`][], [`pause`][], [`routine`][] (work that readers need not see line by line).
 //! * Recovery: [`recovery`][] (the ladder), [`needs_human`][] (obstacles), [`healing`][], [`brake`][], [`recent_step`][] (what
@@ -38,7 +38,7 @@
 //! * Programs: [`program_mark`][] (by which a role server is recognized), and of others [`program_versions`][] (versions
 //!   with a published fault, and which etcd may replace another).
 //! * Operators and their orders: [`access`][], [`admins`][], [`two_person_rule`][], [`order_limits`][],
-//!   [`order_rules`][] (which orders nothing undoes), [`log_request`][].
+//!   [`order_rules`][] (which orders nothing undoes), [`rpc_name`][] (of the RPCs that give them), [`log_request`][].
 //! * Text and time: [`time`][], [`humanize`][], [`byte_size`][], [`natural_order`][] (of names with numbers),
 //!   [`text_layout`][], [`text_file`][] (files that people write), [`pem_blocks`][] (certificates and keys in them),
 //!   [`plain_text`][] (text that people give), [`sanitize`][] (text of others), [`excerpt`][] (answers in errors),
@@ -83,6 +83,7 @@ pub mod configuration_value;
 pub mod database_durability;
 pub mod database_limits;
 pub mod disruption;
+pub mod event_name;
 pub mod excerpt;
 pub mod facts;
 pub mod firmware_text;
@@ -126,6 +127,9 @@ pub mod role_declaration;
 pub mod roll_out;
 pub mod roll_out_view;
 pub mod routine;
+pub mod rpc_name;
+#[cfg(test)]
+mod sample_machine;
 pub mod sanitize;
 pub mod schedule;
 pub mod schedule_mismatch;

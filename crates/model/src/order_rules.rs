@@ -8,6 +8,19 @@
 //! * An order that stops, disturbs, removes, changes or permits something needs a reason. One that undoes, annotates or
 //!   reads does not ([`OrderPurpose::requires_reason`]).
 
+use crate::rpc_name::{
+    ABORT_UPDATE_RPC, ABORT_UPGRADE_RPC, ADD_ARTEFACT_RPC, ALLOW_HOST_KEY_RPC, ALLOW_SIGNING_KEYS_RPC,
+    APPROVE_MACHINE_RPC, APPROVE_RPC, CANCEL_POWER_RPC, CANCEL_RETIRE_RPC, CHANGE_CLUSTER_RPC,
+    CREATE_CLUSTER_RPC, CREATE_CREDENTIAL_RPC, CREATE_UPDATE_RPC, DECLARE_RESTORED_RPC, DECLARE_ROLE_RPC,
+    DELETE_ARTEFACT_RPC, DELETE_CLUSTER_RPC, DISABLE_TWO_PERSON_RULE_RPC, HOLD_RPC, ISSUE_CERTIFICATE_RPC,
+    ISSUE_KUBERNETES_USER_RPC, LABEL_RPC, PAUSE_LOOP_RPC, PAUSE_UPDATE_RPC, PAUSE_UPGRADE_RPC, POWER_RPC,
+    PRIORITIZE_RPC, QUARANTINE_RPC, REBOOT_RPC, RELEASE_RPC, REMOVE_KUBERNETES_RPC, RENEW_PEERS_RPC,
+    REQUEST_LOG_RPC, RESTORE_CLUSTER_RPC, RESUME_LOOP_RPC, RESUME_UPDATE_RPC, RESUME_UPGRADE_RPC, RETIRE_RPC,
+    RETRY_RPC, REVOKE_CERTIFICATE_RPC, REVOKE_CREDENTIAL_RPC, ROLL_BACK_KUBERNETES_RPC, ROTATE_AUTHORITY_RPC,
+    ROTATE_KEY_RPC, ROTATE_KUBERNETES_RPC, ROTATE_SECRETS_KEY_RPC, SET_BUDGET_RPC, SET_KUBERNETES_RPC,
+    SNAPSHOT_CLUSTER_RPC, SUBMIT_BULK_ORDER_RPC, UNDECLARE_ROLE_RPC, UPGRADE_KUBERNETES_RPC, WAIVE_RPC,
+};
+
 /// What an order is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderPurpose {
@@ -66,19 +79,6 @@ pub struct OrderRule {
     pub reversal: Reversal,
 }
 
-/// The RPC that switches the power of a machine.
-pub const POWER_RPC: &str = "shepherd.fleet.v1.Machines/Power";
-/// The RPC that retires a machine.
-pub const RETIRE_RPC: &str = "shepherd.fleet.v1.Machines/Retire";
-/// The RPC that restores a cluster.
-pub const RESTORE_CLUSTER_RPC: &str = "shepherd.fleet.v1.Clusters/Restore";
-/// The RPC that deletes a cluster.
-pub const DELETE_CLUSTER_RPC: &str = "shepherd.fleet.v1.Clusters/Delete";
-/// The RPC that removes Kubernetes from a cluster.
-pub const REMOVE_KUBERNETES_RPC: &str = "shepherd.fleet.v1.ClusterKubernetes/Remove";
-/// The order that accepts a restored database, which is given to the database itself.
-pub const DECLARE_RESTORED_RPC: &str = "shepherd.direct/DeclareRestored";
-
 const fn reversible(rpc: &'static str, purpose: OrderPurpose, how: &'static str) -> OrderRule {
     OrderRule { rpc, purpose, reversal: Reversal::Possible(how) }
 }
@@ -89,38 +89,22 @@ const fn irreversible(rpc: &'static str, purpose: OrderPurpose, reason: &'static
 
 /// The rules of all orders, in the order of the contracts.
 pub const ORDER_RULES: &[OrderRule] = &[
-    reversible("shepherd.fleet.v1.Machines/Hold", OrderPurpose::Stop, "a release ends the hold"),
-    reversible("shepherd.fleet.v1.Machines/Release", OrderPurpose::Undo, "another hold stops work again"),
-    reversible("shepherd.fleet.v1.Machines/Retry", OrderPurpose::Undo, "failures are counted again"),
-    reversible("shepherd.fleet.v1.Machines/Quarantine", OrderPurpose::Stop, "a release ends the quarantine"),
-    reversible("shepherd.fleet.v1.Machines/Label", OrderPurpose::Annotate, "other labels replace these"),
-    reversible("shepherd.fleet.v1.Machines/Prioritize", OrderPurpose::Change, "another priority replaces it"),
-    reversible(
-        "shepherd.fleet.v1.Machines/AllowHostKey",
-        OrderPurpose::Undo,
-        "any other key of the machine is rejected",
-    ),
-    reversible(
-        "shepherd.fleet.v1.Machines/AllowSigningKeys",
-        OrderPurpose::Undo,
-        "it ends with the next takeover, or within a day",
-    ),
+    reversible(HOLD_RPC, OrderPurpose::Stop, "a release ends the hold"),
+    reversible(RELEASE_RPC, OrderPurpose::Undo, "another hold stops work again"),
+    reversible(RETRY_RPC, OrderPurpose::Undo, "failures are counted again"),
+    reversible(QUARANTINE_RPC, OrderPurpose::Stop, "a release ends the quarantine"),
+    reversible(LABEL_RPC, OrderPurpose::Annotate, "other labels replace these"),
+    reversible(PRIORITIZE_RPC, OrderPurpose::Change, "another priority replaces it"),
+    reversible(ALLOW_HOST_KEY_RPC, OrderPurpose::Undo, "any other key of the machine is rejected"),
+    reversible(ALLOW_SIGNING_KEYS_RPC, OrderPurpose::Undo, "it ends with the next takeover, or within a day"),
     irreversible(
         RETIRE_RPC,
         OrderPurpose::Remove,
         "its provider takes the machine back, and a retired machine is never adopted again",
     ),
-    reversible(
-        "shepherd.fleet.v1.Machines/CancelRetire",
-        OrderPurpose::Undo,
-        "another order retires the machine",
-    ),
-    irreversible(
-        "shepherd.fleet.v1.Machines/WaiveStage",
-        OrderPurpose::Remove,
-        "a waived stage is never carried out later",
-    ),
-    reversible("shepherd.fleet.v1.Machines/Reboot", OrderPurpose::Disturb, "the machine comes back"),
+    reversible(CANCEL_RETIRE_RPC, OrderPurpose::Undo, "another order retires the machine"),
+    irreversible(WAIVE_RPC, OrderPurpose::Remove, "a waived stage is never carried out later"),
+    reversible(REBOOT_RPC, OrderPurpose::Disturb, "the machine comes back"),
     OrderRule {
         rpc: POWER_RPC,
         purpose: OrderPurpose::Disturb,
@@ -128,111 +112,63 @@ pub const ORDER_RULES: &[OrderRule] = &[
             "its node votes in etcd of its cluster, which cannot write without a majority of its members",
         ),
     },
-    reversible(
-        "shepherd.fleet.v1.Machines/CancelPower",
-        OrderPurpose::Undo,
-        "the power order can be given again",
-    ),
+    reversible(CANCEL_POWER_RPC, OrderPurpose::Undo, "the power order can be given again"),
     OrderRule {
-        rpc: "shepherd.fleet.v1.BulkOrders/Submit",
+        rpc: SUBMIT_BULK_ORDER_RPC,
         purpose: OrderPurpose::OfOperation,
         reversal: Reversal::OfOperation,
     },
-    reversible("shepherd.fleet.v1.Logs/Request", OrderPurpose::Read, "nothing is changed on the machine"),
-    reversible("shepherd.fleet.v1.Credentials/Create", OrderPurpose::Permit, "it can be revoked"),
-    reversible("shepherd.fleet.v1.Credentials/Revoke", OrderPurpose::Remove, "another one can be created"),
-    reversible("shepherd.fleet.v1.Loops/Pause", OrderPurpose::Stop, "the loop can be resumed"),
-    reversible("shepherd.fleet.v1.Loops/Resume", OrderPurpose::Undo, "the loop can be paused again"),
-    reversible("shepherd.fleet.v1.Approvals/Approve", OrderPurpose::Permit, "it expires unless it is used"),
-    reversible("shepherd.fleet.v1.Budgets/Set", OrderPurpose::Change, "the former limits can be set again"),
+    reversible(REQUEST_LOG_RPC, OrderPurpose::Read, "nothing is changed on the machine"),
+    reversible(CREATE_CREDENTIAL_RPC, OrderPurpose::Permit, "it can be revoked"),
+    reversible(REVOKE_CREDENTIAL_RPC, OrderPurpose::Remove, "another one can be created"),
+    reversible(PAUSE_LOOP_RPC, OrderPurpose::Stop, "the loop can be resumed"),
+    reversible(RESUME_LOOP_RPC, OrderPurpose::Undo, "the loop can be paused again"),
+    reversible(APPROVE_RPC, OrderPurpose::Permit, "it expires unless it is used"),
+    reversible(SET_BUDGET_RPC, OrderPurpose::Change, "the former limits can be set again"),
+    reversible(CREATE_UPDATE_RPC, OrderPurpose::Disturb, "another release can be rolled out"),
+    reversible(PAUSE_UPDATE_RPC, OrderPurpose::Stop, "the update can be resumed"),
+    reversible(RESUME_UPDATE_RPC, OrderPurpose::Undo, "the update can be paused again"),
+    reversible(ABORT_UPDATE_RPC, OrderPurpose::Stop, "another update does the rest"),
+    reversible(ADD_ARTEFACT_RPC, OrderPurpose::Change, "the artefact can be deleted"),
+    reversible(DELETE_ARTEFACT_RPC, OrderPurpose::Remove, "the artefact can be added again"),
+    reversible(CREATE_CLUSTER_RPC, OrderPurpose::Change, "the cluster can be deleted"),
+    reversible(CHANGE_CLUSTER_RPC, OrderPurpose::Disturb, "it can be changed back"),
+    reversible(DECLARE_ROLE_RPC, OrderPurpose::Change, "the role can be withdrawn"),
+    reversible(UNDECLARE_ROLE_RPC, OrderPurpose::Remove, "the role can be declared again"),
+    reversible(APPROVE_MACHINE_RPC, OrderPurpose::Permit, "the machine can be retired from the cluster"),
+    reversible(SNAPSHOT_CLUSTER_RPC, OrderPurpose::Change, "the cluster stays as it is"),
+    reversible(ROTATE_KEY_RPC, OrderPurpose::Change, "the next key replaces it"),
     reversible(
-        "shepherd.fleet.v1.Updates/Create",
-        OrderPurpose::Disturb,
-        "another release can be rolled out",
-    ),
-    reversible("shepherd.fleet.v1.Updates/Pause", OrderPurpose::Stop, "the update can be resumed"),
-    reversible("shepherd.fleet.v1.Updates/Resume", OrderPurpose::Undo, "the update can be paused again"),
-    reversible("shepherd.fleet.v1.Updates/Abort", OrderPurpose::Stop, "another update does the rest"),
-    reversible("shepherd.fleet.v1.Artefacts/Add", OrderPurpose::Change, "the artefact can be deleted"),
-    reversible("shepherd.fleet.v1.Artefacts/Delete", OrderPurpose::Remove, "the artefact can be added again"),
-    reversible("shepherd.fleet.v1.Clusters/Create", OrderPurpose::Change, "the cluster can be deleted"),
-    reversible("shepherd.fleet.v1.Clusters/Change", OrderPurpose::Disturb, "it can be changed back"),
-    reversible("shepherd.fleet.v1.Clusters/DeclareRole", OrderPurpose::Change, "the role can be withdrawn"),
-    reversible(
-        "shepherd.fleet.v1.Clusters/UndeclareRole",
-        OrderPurpose::Remove,
-        "the role can be declared again",
-    ),
-    reversible(
-        "shepherd.fleet.v1.Clusters/ApproveMachine",
-        OrderPurpose::Permit,
-        "the machine can be retired from the cluster",
-    ),
-    reversible("shepherd.fleet.v1.Clusters/Snapshot", OrderPurpose::Change, "the cluster stays as it is"),
-    reversible("shepherd.fleet.v1.Clusters/RotateKey", OrderPurpose::Change, "the next key replaces it"),
-    reversible(
-        "shepherd.fleet.v1.Clusters/RotateSecretsKey",
+        ROTATE_SECRETS_KEY_RPC,
         OrderPurpose::Disturb,
         "the next key replaces it, and no Secret is lost",
     ),
     reversible(
-        "shepherd.fleet.v1.Clusters/RotateAuthority",
+        ROTATE_AUTHORITY_RPC,
         OrderPurpose::Disturb,
         "the next authority replaces it; after a theft, the order has confirming words of its own",
     ),
-    reversible(
-        "shepherd.fleet.v1.Clusters/RenewPeers",
-        OrderPurpose::Change,
-        "the next certificates replace these",
-    ),
+    reversible(RENEW_PEERS_RPC, OrderPurpose::Change, "the next certificates replace these"),
     irreversible(
         RESTORE_CLUSTER_RPC,
         OrderPurpose::Remove,
         "changes of the cluster since the snapshot are lost for good",
     ),
     irreversible(DELETE_CLUSTER_RPC, OrderPurpose::Remove, "the data of the cluster are lost for good"),
-    reversible("shepherd.fleet.v1.ClusterCredentials/Issue", OrderPurpose::Permit, "it can be revoked"),
+    reversible(ISSUE_CERTIFICATE_RPC, OrderPurpose::Permit, "it can be revoked"),
+    reversible(REVOKE_CERTIFICATE_RPC, OrderPurpose::Remove, "another one can be issued"),
+    reversible(SET_KUBERNETES_RPC, OrderPurpose::Change, "it can be set again"),
+    reversible(ROTATE_KUBERNETES_RPC, OrderPurpose::Disturb, "the next keys replace these"),
     reversible(
-        "shepherd.fleet.v1.ClusterCredentials/Revoke",
-        OrderPurpose::Remove,
-        "another one can be issued",
-    ),
-    reversible("shepherd.fleet.v1.ClusterKubernetes/Set", OrderPurpose::Change, "it can be set again"),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/Rotate",
-        OrderPurpose::Disturb,
-        "the next keys replace these",
-    ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/IssueUser",
+        ISSUE_KUBERNETES_USER_RPC,
         OrderPurpose::Permit,
         "it expires, and a rotation of the keys of clients ends it",
     ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/Upgrade",
-        OrderPurpose::Disturb,
-        "the upgrade can be rolled back",
-    ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/RollBack",
-        OrderPurpose::Disturb,
-        "the cluster can be upgraded again",
-    ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade",
-        OrderPurpose::Stop,
-        "the upgrade can be resumed",
-    ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade",
-        OrderPurpose::Undo,
-        "the upgrade can be paused again",
-    ),
-    reversible(
-        "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade",
-        OrderPurpose::Stop,
-        "another upgrade does the rest",
-    ),
+    reversible(UPGRADE_KUBERNETES_RPC, OrderPurpose::Disturb, "the upgrade can be rolled back"),
+    reversible(ROLL_BACK_KUBERNETES_RPC, OrderPurpose::Disturb, "the cluster can be upgraded again"),
+    reversible(PAUSE_UPGRADE_RPC, OrderPurpose::Stop, "the upgrade can be resumed"),
+    reversible(RESUME_UPGRADE_RPC, OrderPurpose::Undo, "the upgrade can be paused again"),
+    reversible(ABORT_UPGRADE_RPC, OrderPurpose::Stop, "another upgrade does the rest"),
     irreversible(
         REMOVE_KUBERNETES_RPC,
         OrderPurpose::Remove,
@@ -244,7 +180,7 @@ pub const ORDER_RULES: &[OrderRule] = &[
         "the fences of all machines are raised, and everything that was under way in the backup ends",
     ),
     reversible(
-        "shepherd.direct/DisableTwoPersonRule",
+        DISABLE_TWO_PERSON_RULE_RPC,
         OrderPurpose::Remove,
         "a shepherd with --require_second_admin true switches it on again",
     ),
@@ -326,7 +262,7 @@ mod tests {
             ORDER_RULES.iter().map(|rule| rule.rpc).filter(|rpc| may_need_confirmation(rpc)).collect();
         let expected = [
             RETIRE_RPC,
-            "shepherd.fleet.v1.Machines/WaiveStage",
+            WAIVE_RPC,
             POWER_RPC,
             RESTORE_CLUSTER_RPC,
             DELETE_CLUSTER_RPC,
@@ -337,7 +273,7 @@ mod tests {
         for rpc in expected {
             assert_eq!(irreversible_reason(rpc).is_some(), rpc != POWER_RPC, "{rpc}");
         }
-        assert_eq!(irreversible_reason("shepherd.fleet.v1.Machines/Hold"), None);
+        assert_eq!(irreversible_reason(HOLD_RPC), None);
         assert_eq!(find_order_rule("shepherd.fleet.v1.Machines/List"), None);
     }
 

@@ -1,4 +1,4 @@
-//! Blocks of PEM files: which of them are certificates, and which one is the private key.
+//! Blocks of PEM files: which of them are certificates, which one is the private key, and how to write one.
 //!
 //! The parsers of PEM pass over what they do not know: a block with another label, an indented one, and everything before
 //! the first line that they understand. With a file that a person wrote, that means another certificate than the person
@@ -14,10 +14,15 @@
 
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
 use crate::excerpt::Excerpt;
 
 /// Most characters of a label that a sentence quotes.
 const MAX_LABEL_CHARS: usize = 40;
+/// Characters of a line of a block, unless it is the last one.
+const LINE_LENGTH: usize = 64;
 /// Start of the first line of a block.
 const BEGIN: &[u8] = b"-----BEGIN";
 /// Label of a certificate.
@@ -85,6 +90,17 @@ fn advice_for(label: &str) -> &'static str {
     } else {
         ", and must be a CERTIFICATE; remove it"
     }
+}
+
+/// Writes a block: DER with this label, such as `CERTIFICATE`.
+#[must_use]
+pub fn encode_pem(label: &str, der: &[u8]) -> String {
+    let mut pem = format!("-----BEGIN {label}-----\n");
+    for line in STANDARD.encode(der).as_bytes().chunks(LINE_LENGTH) {
+        pem.push_str(&String::from_utf8_lossy(line));
+        pem.push('\n');
+    }
+    pem + &format!("-----END {label}-----\n")
 }
 
 /// The blocks of a PEM file, in their order. Text around them is no part of any.
@@ -160,6 +176,15 @@ mod tests {
 
     fn block(label: &str) -> String {
         format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n")
+    }
+
+    #[test]
+    fn written_block_has_lines_of_64_characters() {
+        let lines = format!("{}\n{}", "A".repeat(64), "AA==");
+        let written = encode_pem("CERTIFICATE", &[0; 49]);
+        assert_eq!(written, format!("-----BEGIN CERTIFICATE-----\n{lines}\n-----END CERTIFICATE-----\n"));
+        let blocks = certificate_blocks(written.as_bytes()).unwrap();
+        assert_eq!(blocks.iter().map(|block| block.text).collect::<Vec<_>>(), [written.as_bytes()]);
     }
 
     #[test]

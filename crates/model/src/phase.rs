@@ -63,6 +63,18 @@ impl Phase {
         Self::Retired,
     ];
 
+    /// The phase of this name in any case, as people write it; `None` for any other text.
+    #[must_use]
+    pub fn find_by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.as_str().eq_ignore_ascii_case(name))
+    }
+
+    /// The names of all phases, for a sentence.
+    #[must_use]
+    pub fn list_names() -> String {
+        Self::ALL.map(Self::as_str).join(", ")
+    }
+
     /// The name used in the database, the API and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -192,33 +192,9 @@ pub fn recovery_note(order: &PowerOrder) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{AgentStarted, HeartbeatFact, ProviderRecord, Quarantine, RecordedIntent, Retirement};
-    use crate::ids::{IntentId, MachineId};
-    use crate::provider_status::ProviderStatus;
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-    }
-
-    fn machine() -> MachineFacts {
-        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
-        facts.provider_record = Some(ProviderRecord {
-            provider: "sim".into(),
-            provider_id: "sim-1".into(),
-            reservation: None,
-            address: Some("192.0.2.1".into()),
-            ssh_port: None,
-            ssh_user: None,
-            location: None,
-            status: ProviderStatus::Running,
-            acquired_at: at(0),
-            polled_at: None,
-            unchanged: false,
-        });
-        facts.agent_started =
-            Some(AgentStarted { started_at: at(0), public_key: vec![], boot_id: None, fence: 1 });
-        facts
-    }
+    use crate::facts::{HeartbeatFact, Quarantine, RecordedIntent, Retirement};
+    use crate::ids::IntentId;
+    use crate::sample_machine::{at, enrolled_machine, heartbeat};
 
     fn order(switch: PowerOrderKind, begun: bool) -> PowerOrder {
         PowerOrder {
@@ -237,12 +213,12 @@ mod tests {
     #[test]
     fn order_is_rejected_when_something_blocks_it() {
         let with = |change: fn(&mut MachineFacts)| {
-            let mut facts = machine();
+            let mut facts = enrolled_machine();
             change(&mut facts);
             facts
         };
         for (name, facts, expected) in [
-            ("well", machine(), None),
+            ("well", enrolled_machine(), None),
             ("nobody's", with(|facts| facts.provider_record = None), Some("NOT_PROVIDED")),
             (
                 "leaving",
@@ -309,30 +285,24 @@ mod tests {
         };
         let reboot = Some((1, 1, DisruptionKind::Reboot, Some(at(100))));
         let cycle = Some((2, 1, DisruptionKind::PowerCycle, Some(at(100))));
-        let mut held = machine();
+        let mut held = enrolled_machine();
         held.hold = Some(hold(HoldScope::Recovery, None));
-        let mut without = machine();
+        let mut without = enrolled_machine();
         without.agent_started = None;
         for (name, facts, switch, expected) in [
-            ("rebooted", machine(), PowerOrderKind::Reboot, reboot),
-            ("off and on", machine(), PowerOrderKind::Cycle, cycle),
-            ("on", machine(), PowerOrderKind::On, cycle),
-            ("off", machine(), PowerOrderKind::Off, None),
+            ("rebooted", enrolled_machine(), PowerOrderKind::Reboot, reboot),
+            ("off and on", enrolled_machine(), PowerOrderKind::Cycle, cycle),
+            ("on", enrolled_machine(), PowerOrderKind::On, cycle),
+            ("off", enrolled_machine(), PowerOrderKind::Off, None),
             ("held", held, PowerOrderKind::On, None),
             ("no agent", without, PowerOrderKind::Reboot, None),
         ] {
             assert_eq!(stands(&facts, switch), expected, "{name}");
         }
         // The machine is back when the order is repeated: its present boot is the proof.
-        let mut back = machine();
+        let mut back = enrolled_machine();
         let mut beat = |boot: &str| {
-            let beat = HeartbeatFact {
-                received_at: at(50),
-                boot_id: boot.into(),
-                incarnation: "i".into(),
-                sequence: 1,
-            };
-            back.heartbeat = Some(beat);
+            back.heartbeat = Some(HeartbeatFact { boot_id: boot.into(), ..heartbeat(50) });
             back.clone()
         };
         let (first, _) =
@@ -344,14 +314,15 @@ mod tests {
         assert_eq!((acted.boot_id_before.as_deref(), acted.acted_at), (Some("old"), at(100)));
         let bare = Policy { ladder: Vec::new(), ..Policy::default() };
         let (ladder, _) =
-            recovery_after(&machine(), &order(PowerOrderKind::Reboot, false), &bare, at(100)).unwrap();
+            recovery_after(&enrolled_machine(), &order(PowerOrderKind::Reboot, false), &bare, at(100))
+                .unwrap();
         assert_eq!(ladder.rung, 0);
     }
 
     #[test]
     fn powered_off_machine_is_held_without_end() {
         let held = |present: Option<Hold>, switch| {
-            let facts = MachineFacts { hold: present, ..machine() };
+            let facts = MachineFacts { hold: present, ..enrolled_machine() };
             implied_hold(&facts, switch, "r", "kim", at(100)).map(|hold| hold.reason)
         };
         let own = Some("switched off: r".to_owned());

@@ -19,13 +19,9 @@
 
 use uuid::Uuid;
 
+use crate::event_name::{FINISHED, STARTED};
 use crate::routine::{NOTHING_CHANGED, ROUTINE_PROCESS, RoutineFold};
 use crate::time::Timestamp;
-
-/// Event of the start of a work item.
-const STARTED: &str = "Started";
-/// Event of the end of a work item that succeeded.
-const FINISHED: &str = "Finished";
 
 /// An entry of a machine's history.
 #[derive(Clone, Debug, PartialEq, Eq)]

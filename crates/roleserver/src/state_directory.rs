@@ -36,7 +36,7 @@
 //! after a loss of power no process runs, and `roleserver status` shows no heartbeat of another boot. So a loss of power can
 //! damage them more often than the others. So can it damage `children/NAME/service.json`, which is durable when a service
 //! starts: its changes do not wait either, and `files.json` beside it has what a later boot needs
-//! ([`service_runtime`][crate::cluster::services::service_runtime]).
+//! ([`record_files`][crate::cluster::services::record_files]).
 //!
 //! One hint cannot always be found out again: `children/NAME/process.json`, the record of a running program. A program
 //! in a scope of systemd that is recognized there is adopted. Any other is ended, with SIGTERM and its stop time, and

@@ -12,8 +12,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret as _, SecretString};
 use toml::{Table, Value};
 
@@ -21,6 +19,8 @@ use crate::bmdb::connection::Bmdb;
 use crate::bmdb::orders::credential::{NewAccessCredential, PresentedToken, find_by_token};
 use crate::bmdb::orders::order::{Actor, Order, request_digest};
 use crate::model::access::{AccessRole, AccessScope};
+use crate::model::pem_blocks::encode_pem;
+use crate::model::rpc_name::CREATE_CREDENTIAL_RPC;
 use crate::server::api::listener::api_server::ApiServer;
 use crate::service::failure::{ExitFailure, database_failure};
 use crate::service::os_process::hostname;
@@ -76,7 +76,7 @@ async fn is_token_valid(path: &Path, bmdb: &Bmdb) -> Result<bool, ExitFailure> {
 async fn create_token(bmdb: &Bmdb) -> Result<SecretString, ExitFailure> {
     let order = Order {
         actor: Actor { name: format!("shepherd demo on {}", hostname()), credential: None },
-        rpc: "shepherd.fleet.v1.Credentials/Create".to_owned(),
+        rpc: CREATE_CREDENTIAL_RPC.to_owned(),
         target: format!("credential of {CONTEXT}"),
         reason: "the context of the demo".to_owned(),
         idempotency_key: None,
@@ -125,17 +125,7 @@ fn add_context(mut file: Table, context: Table) -> Table {
 
 /// Certificates in DER as PEM, one after the other.
 fn encode_certificates(certificates: &[Vec<u8>]) -> String {
-    let mut pem = String::new();
-    for certificate in certificates {
-        pem.push_str("-----BEGIN CERTIFICATE-----\n");
-        let encoded = STANDARD.encode(certificate);
-        for line in encoded.as_bytes().chunks(64) {
-            pem.push_str(&String::from_utf8_lossy(line));
-            pem.push('\n');
-        }
-        pem.push_str("-----END CERTIFICATE-----\n");
-    }
-    pem
+    certificates.iter().map(|certificate| encode_pem("CERTIFICATE", certificate)).collect()
 }
 
 /// Writes a file with this mode in place of an older one. Readers see one of the two.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use shepherd::bmdb::connection::error::BmdbError;
-use shepherd::bmdb::orders::approval::RPC as APPROVE;
 use shepherd::bmdb::orders::key_replacement::allow_signing_keys;
 use shepherd::bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
 use shepherd::model::ids::MachineId;
+use shepherd::model::rpc_name::{ALLOW_SIGNING_KEYS_RPC, APPROVE_RPC};
 use shepherd::model::signed_artefact::signing_configuration::SigningConfiguration;
 use shepherd::model::signed_artefact::signing_key::SigningKey;
 use shepherd::model::time::Span;
-use shepherd::model::two_person_rule::{ALLOW_SIGNING_KEYS_RPC, Principal};
+use shepherd::model::two_person_rule::Principal;
 use shepherd::roleserver::signing_store::SigningStore;
 use shepherd::roleserver::state_directory::StateDirectory;
 
@@ -60,7 +60,7 @@ async fn give_with_approval(
     assert!(approval.target.contains(new.as_str()), "the approver reads the whole key: {approval:?}");
     assert_eq!(kit.count("SELECT count(*) FROM history WHERE event = 'SigningKeysAllowed'").await?, former);
     let by = Principal { name: "lee@a".to_owned(), credential: None };
-    kit.bmdb.approve_order(order("lee@a", APPROVE, &format!("{key}a")), approval.approval_id, by).await?;
+    kit.bmdb.approve_order(order("lee@a", APPROVE_RPC, &format!("{key}a")), approval.approval_id, by).await?;
     Ok(give(kit, machine, new, key).await?)
 }
 

@@ -13,6 +13,7 @@ use crate::connection::{DbContext as _, database_now};
 use crate::fleet::machine_walk::{count_class, list_classes};
 use crate::fleet::sample::parse_sample;
 use model::access::AccessScope;
+use model::event_name::{FAILED, FINISHED};
 use model::fleet_sample::FleetSample;
 use model::time::Timestamp;
 
@@ -178,12 +179,12 @@ fn throughput_of(ends: Vec<WorkEndRow>) -> Vec<ProcessThroughput> {
         let in_a_minute = count * 60.0 / end.covered_seconds.max(0.001);
         let (pace, done, took) = paces.entry(end.process).or_default();
         match end.event.as_str() {
-            "Finished" => pace.finished += in_a_minute,
-            "Failed" => pace.failed += in_a_minute,
+            FINISHED => pace.finished += in_a_minute,
+            FAILED => pace.failed += in_a_minute,
             "Expired" => pace.lost += in_a_minute,
             _ => pace.postponed += in_a_minute,
         }
-        if let ("Finished" | "Failed", Some(seconds)) = (end.event.as_str(), end.took_seconds) {
+        if let (FINISHED | FAILED, Some(seconds)) = (end.event.as_str(), end.took_seconds) {
             *done += count;
             *took += seconds;
         }

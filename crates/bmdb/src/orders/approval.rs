@@ -19,6 +19,7 @@ use crate::orders::audit::find_by_idempotency_key;
 use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
 use crate::orders::two_person_rule::{read_approver, read_waiting_time};
 use model::humanize::absolute_time;
+use model::rpc_name::APPROVE_RPC;
 use model::time::Timestamp;
 use model::two_person_rule::{
     ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, approval_required_message,
@@ -26,8 +27,6 @@ use model::two_person_rule::{
 };
 
 const OPERATION: &str = "looking for an approval";
-/// The RPC that approves an order, as the audit names it.
-pub const RPC: &str = "shepherd.fleet.v1.Approvals/Approve";
 
 /// An approval request as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]

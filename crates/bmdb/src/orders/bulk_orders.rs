@@ -38,10 +38,9 @@ use model::order_limits::{
     BulkOrder, MAX_MACHINES, check_order_limits, exceeds_limits, format_machine_count,
     reject_unfinished_search,
 };
+use model::rpc_name::SUBMIT_BULK_ORDER_RPC;
 use model::two_person_rule::SensitiveOrder;
 
-/// The RPC that gives a bulk order, as the audit names it.
-pub const RPC: &str = "shepherd.fleet.v1.BulkOrders/Submit";
 const OPERATION: &str = "choosing the machines of an order";
 /// Most machines that a dry run decides on, each in a transaction of its own. They must be done before a call times out.
 const MAX_DRY_RUN_MACHINES: usize = 1_000;
@@ -228,10 +227,11 @@ async fn choose_machines(
         .fetch_one(&mut *tx)
         .await
         .context(OPERATION)?;
-    let within_hour = sqlx::query_file_scalar!("../../sql/audit/count_machines_in_last_hour.sql", RPC)
-        .fetch_one(&mut *tx)
-        .await
-        .context(OPERATION)?;
+    let within_hour =
+        sqlx::query_file_scalar!("../../sql/audit/count_machines_in_last_hour.sql", SUBMIT_BULK_ORDER_RPC)
+            .fetch_one(&mut *tx)
+            .await
+            .context(OPERATION)?;
     let found = chosen.len();
     let bulk_order = BulkOrder {
         matched: found,

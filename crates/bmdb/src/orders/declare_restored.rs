@@ -21,6 +21,7 @@ use crate::engine::fact_change::power::PowerChange;
 use crate::engine::fact_change::retirement::RetirementChange;
 use crate::orders::audit::record_audit;
 use crate::orders::order::{Order, OrderEffect};
+use model::event_name::{POWER_ORDER_CANCELLED, RETIREMENT_CANCELLED};
 use model::ids::MachineId;
 use model::unknown_fence::FENCE_LIFT;
 
@@ -176,12 +177,12 @@ impl Bmdb {
                     .retirement
                     .as_ref()
                     .is_some_and(|leaving| leaving.release.is_none() && leaving.finished_at.is_none())
-                    .then_some((FactChange::Retirement(RetirementChange::Cleared), "RetirementCancelled"));
+                    .then_some((FactChange::Retirement(RetirementChange::Cleared), RETIREMENT_CANCELLED));
                 let switched = snapshot
                     .facts
                     .power_order
                     .is_some()
-                    .then_some((FactChange::Power(PowerChange::Ended), "PowerOrderCancelled"));
+                    .then_some((FactChange::Power(PowerChange::Ended), POWER_ORDER_CANCELLED));
                 let (changes, events): (Vec<_>, Vec<_>) = leaving.into_iter().chain(switched).unzip();
                 let events = events.into_iter().map(|event| (event.to_owned(), detail.clone())).collect();
                 Decision { changes, events, output: () }

@@ -38,8 +38,12 @@ use model::label::Labels;
 use model::policy::Policy;
 use model::power_order::PowerOrderKind;
 use model::priority::PriorityLevel;
+use model::rpc_name::{
+    CANCEL_POWER_RPC, CANCEL_RETIRE_RPC, HOLD_RPC, LABEL_RPC, POWER_RPC, PRIORITIZE_RPC, QUARANTINE_RPC,
+    REBOOT_RPC, RELEASE_RPC, RETIRE_RPC, RETRY_RPC,
+};
 use model::time::Timestamp;
-use model::two_person_rule::{CANCEL_RETIRE_RPC, SensitiveOrder};
+use model::two_person_rule::SensitiveOrder;
 
 const OPERATION: &str = "carrying out an order";
 
@@ -109,17 +113,17 @@ impl MachineOrder {
     #[must_use]
     pub const fn rpc(&self) -> &'static str {
         match self {
-            Self::Hold { .. } => "shepherd.fleet.v1.Machines/Hold",
-            Self::Release { .. } => "shepherd.fleet.v1.Machines/Release",
-            Self::Retry => "shepherd.fleet.v1.Machines/Retry",
-            Self::Quarantine => "shepherd.fleet.v1.Machines/Quarantine",
-            Self::Retire { .. } => "shepherd.fleet.v1.Machines/Retire",
+            Self::Hold { .. } => HOLD_RPC,
+            Self::Release { .. } => RELEASE_RPC,
+            Self::Retry => RETRY_RPC,
+            Self::Quarantine => QUARANTINE_RPC,
+            Self::Retire { .. } => RETIRE_RPC,
             Self::CancelRetire => CANCEL_RETIRE_RPC,
-            Self::CancelPower => "shepherd.fleet.v1.Machines/CancelPower",
-            Self::Power(PowerOrderKind::Reboot) => "shepherd.fleet.v1.Machines/Reboot",
-            Self::Power(_) => "shepherd.fleet.v1.Machines/Power",
-            Self::Prioritize { .. } => "shepherd.fleet.v1.Machines/Prioritize",
-            Self::Label { .. } => "shepherd.fleet.v1.Machines/Label",
+            Self::CancelPower => CANCEL_POWER_RPC,
+            Self::Power(PowerOrderKind::Reboot) => REBOOT_RPC,
+            Self::Power(_) => POWER_RPC,
+            Self::Prioritize { .. } => PRIORITIZE_RPC,
+            Self::Label { .. } => LABEL_RPC,
         }
     }
 

@@ -15,6 +15,7 @@ use crate::engine::work::Work;
 use crate::engine::work::lease::lock_due_rows_leased;
 use crate::orders::order::{OrderOutcome, OrderRejection, format_attribution};
 use model::disruption::{DisruptionDenied, may_switch_power};
+use model::event_name::{POWER_ORDER_CANCELLED, POWER_ORDERED};
 use model::facts::{MachineFacts, Recovery};
 use model::ids::IntentId;
 use model::policy::Rung;
@@ -59,7 +60,7 @@ pub fn order_switch(
     changes.extend(clear_waits());
     Ok(OrderOutcome::changed(
         changes,
-        "PowerOrdered",
+        POWER_ORDERED,
         format!("{switch}, {}", format_attribution(who, Some(reason))),
         format!("will be {}{also}", switch.participle()),
     ))
@@ -80,7 +81,7 @@ pub fn cancel_power_order(facts: &MachineFacts, by: &str) -> Result<Decision<Ord
     };
     Ok(OrderOutcome::changed(
         [FactChange::Power(PowerChange::Ended)].into_iter().chain(clear_waits()).collect(),
-        "PowerOrderCancelled",
+        POWER_ORDER_CANCELLED,
         format!("{by} (was: {}, {})", present.kind, present.reason),
         format!("will not be {}{held}", present.kind.participle()),
     ))

@@ -19,6 +19,7 @@ use crate::engine::work::lease::lock_due_rows_leased;
 use crate::orders::order::{OrderOutcome, OrderRejection, format_attribution};
 use model::access::AccessRole;
 use model::disruption::{DisruptionDenied, may_release};
+use model::event_name::RETIREMENT_CANCELLED;
 use model::humanize::absolute_time;
 use model::ids::IntentId;
 use model::policy::Policy;
@@ -119,7 +120,7 @@ pub fn cancel_retirement(
     }
     Ok(OrderOutcome::changed(
         [FactChange::Retirement(RetirementChange::Cleared)].into_iter().chain(clear_waits()).collect(),
-        "RetirementCancelled",
+        RETIREMENT_CANCELLED,
         format!("{by} (was: {})", present.reason),
         "stays in the fleet: its retirement is cancelled, and its former work continues",
     ))

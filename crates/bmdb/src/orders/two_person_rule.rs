@@ -19,6 +19,7 @@ use model::admins::{AdminCredential, MIN_ADMINS, count_people};
 use model::issues::inputs::{RuleSwitchedOff, TwoPersonRuleInputs};
 use model::policy::Policy;
 use model::policy_flags::PolicyFlags;
+use model::rpc_name::DISABLE_TWO_PERSON_RULE_RPC;
 use model::time::Timestamp;
 use model::two_person_rule::{Approver, Principal, WaitingTime};
 
@@ -26,8 +27,6 @@ const OPERATION: &str = "reading the two-person rule";
 const SWITCHING: &str = "switching the two-person rule";
 /// The order to switch the rule on, as the audit names it. No call of the API gives it.
 const ENABLE: &str = "shepherd.direct/EnableTwoPersonRule";
-/// The order to switch the rule off.
-const DISABLE: &str = "shepherd.direct/DisableTwoPersonRule";
 const TARGET: &str = "the two-person rule";
 
 impl Bmdb {
@@ -87,7 +86,7 @@ impl Bmdb {
         reason: &str,
         dry_run: bool,
     ) -> Result<OrderResult, BmdbError> {
-        let order = Order { dry_run, ..direct_order(by, DISABLE, reason) };
+        let order = Order { dry_run, ..direct_order(by, DISABLE_TWO_PERSON_RULE_RPC, reason) };
         let result = self
             .execute_order(SWITCHING, order, None, (), |tx, order, ()| Box::pin(disable_in_tx(tx, order)))
             .await?;

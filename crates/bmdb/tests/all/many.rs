@@ -6,13 +6,14 @@ use model::facts::HoldScope;
 use model::label::Labels;
 use model::order_limits::{MAX_EXAMINED_MACHINES, OrderLimits};
 use model::priority::PriorityLevel;
+use model::rpc_name::SUBMIT_BULK_ORDER_RPC;
 use serde_json::{Value, json};
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::engine::fact_change::FactChange;
 use shepherd_bmdb::engine::fact_change::retirement::RetirementChange;
 use shepherd_bmdb::fleet::listing::Filter;
 use shepherd_bmdb::machine::tags::list_tags;
-use shepherd_bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection, RPC};
+use shepherd_bmdb::orders::bulk_orders::{BulkOrderResult, MachineSelection};
 use shepherd_bmdb::orders::machine_order::MachineOrder;
 use shepherd_bmdb::orders::order::{Actor, EXPIRY_PASSED, Expiry, Order, OutcomeKind, request_digest};
 
@@ -22,7 +23,7 @@ use testkit::bmdb_kit::Kit;
 fn order(key: &str, dry_run: bool) -> Order {
     Order {
         actor: Actor { name: "kim".to_owned(), credential: None },
-        rpc: RPC.to_owned(),
+        rpc: SUBMIT_BULK_ORDER_RPC.to_owned(),
         target: "the machines of a selector".to_owned(),
         reason: "the row is rewired".to_owned(),
         idempotency_key: Some(key.to_owned()).filter(|_| !dry_run),

@@ -10,11 +10,12 @@ use model::order_limits::MAX_EXAMINED_MACHINES;
 use model::plan::plan_fleet;
 use model::priority::PriorityLevel;
 use model::process::Process;
+use model::rpc_name::SUBMIT_BULK_ORDER_RPC;
 use model::time::Span;
 use model::why::explain_machine;
 use serde_json::Value;
 use shepherd_bmdb::fleet::listing::{Filter, list_machines};
-use shepherd_bmdb::orders::bulk_orders::{MachineSelection, RPC};
+use shepherd_bmdb::orders::bulk_orders::MachineSelection;
 use shepherd_bmdb::orders::machine_order::MachineOrder;
 use shepherd_bmdb::orders::order::{Actor, Expiry, Order, request_digest};
 
@@ -149,7 +150,7 @@ async fn priority_is_ordered_listed_replaced_and_over_when_its_time_is() -> Test
         is_admin: false,
         max_examined: MAX_EXAMINED_MACHINES,
     };
-    let many = Order { rpc: RPC.to_owned(), ..order(Some("many"), false) };
+    let many = Order { rpc: SUBMIT_BULK_ORDER_RPC.to_owned(), ..order(Some("many"), false) };
     let given = kit.bmdb.execute_bulk_order(many, selection, urgent(), "kim".into()).await?;
     assert!(given.outcomes.iter().all(|one| one.outcome.is_changed() && !one.rejected), "{given:?}");
     assert_eq!(

@@ -11,14 +11,15 @@ use model::pause::LoopKind;
 use model::policy::Policy;
 use model::retirement::RetirementStage;
 use model::role_declaration::RoleDeclaration;
+use model::rpc_name::{APPROVE_RPC, CANCEL_RETIRE_RPC, SUBMIT_BULK_ORDER_RPC, WAIVE_RPC};
 use model::time::Span;
-use model::two_person_rule::{CANCEL_RETIRE_RPC, Principal, WAIVE_RPC};
+use model::two_person_rule::Principal;
 use shepherd_bmdb::cluster::kubernetes::desired::KubernetesPatch;
 use shepherd_bmdb::connection::error::BmdbError;
 use shepherd_bmdb::fleet::listing::Filter;
-use shepherd_bmdb::orders::approval::{RPC as APPROVE, list_approvals};
+use shepherd_bmdb::orders::approval::list_approvals;
 use shepherd_bmdb::orders::budget::read_budgets_and_brakes;
-use shepherd_bmdb::orders::bulk_orders::{MachineSelection, RPC};
+use shepherd_bmdb::orders::bulk_orders::MachineSelection;
 use shepherd_bmdb::orders::loop_pause::NewPause;
 use shepherd_bmdb::orders::machine_order::MachineOrder;
 use shepherd_bmdb::orders::order::{Actor, Order, OrderResult, request_digest};
@@ -74,7 +75,7 @@ async fn set(kit: &Kit, given: Order) -> Result<OrderResult, BmdbError> {
 }
 
 async fn approve(kit: &Kit, who: &str, approval: Uuid, dry_run: bool) -> Result<OrderResult, BmdbError> {
-    let order = Order { dry_run, ..order(who, APPROVE, None, "approve") };
+    let order = Order { dry_run, ..order(who, APPROVE_RPC, None, "approve") };
     kit.bmdb.approve_order(order, approval, Principal { name: who.to_owned(), credential: None }).await
 }
 
@@ -135,7 +136,7 @@ async fn order_waits_for_another_admin_and_is_then_carried_out_once() -> TestRes
     let count =
         |rpc: &str, outcome: &str| lines.iter().filter(|line| line.0 == rpc && line.1 == outcome).count();
     assert_eq!((count(SET, "refused"), count(SET, "changed")), (4, 1), "{lines:?}");
-    assert_eq!((count(APPROVE, "refused"), count(APPROVE, "changed")), (2, 1), "{lines:?}");
+    assert_eq!((count(APPROVE_RPC, "refused"), count(APPROVE_RPC, "changed")), (2, 1), "{lines:?}");
     Ok(())
 }
 
@@ -293,7 +294,7 @@ async fn every_order_that_reaches_far_needs_two_and_no_other_does() -> TestResul
             max_examined: MAX_EXAMINED_MACHINES,
         };
         kit.bmdb.execute_bulk_order(
-            order("kim@a", RPC, Some(key), key),
+            order("kim@a", SUBMIT_BULK_ORDER_RPC, Some(key), key),
             selection,
             MachineOrder::Quarantine,
             "kim@a".into(),
@@ -376,13 +377,13 @@ async fn approval_of_a_credential_that_was_revoked_since_counts_for_nothing() ->
     let lee = || Principal { name: "lee".to_owned(), credential: Some(credential) };
     let given = || order("kim@a", SET, Some("k"), "five");
     let approval = expect_approval_required(set(&kit, given()).await)?;
-    kit.bmdb.approve_order(order("lee", APPROVE, None, "approve"), approval, lee()).await?;
+    kit.bmdb.approve_order(order("lee", APPROVE_RPC, None, "approve"), approval, lee()).await?;
     sqlx::query("UPDATE access_credential SET revoked_at = clock_timestamp(), revoked_by = 'test'")
         .execute(&kit.pool)
         .await?;
     assert_eq!(refused(set(&kit, given()).await)?, "APPROVER_GONE");
     assert_eq!(most(&kit).await?, Some(100), "nothing was changed");
-    let late = kit.bmdb.approve_order(order("lee", APPROVE, None, "again"), approval, lee()).await;
+    let late = kit.bmdb.approve_order(order("lee", APPROVE_RPC, None, "again"), approval, lee()).await;
     assert_eq!(refused(late)?, "APPROVER_GONE");
     approve(&kit, "max@a", approval, false).await?;
     assert!(set(&kit, given()).await?.outcome.is_changed(), "another admin approved it");

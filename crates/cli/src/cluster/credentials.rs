@@ -27,13 +27,14 @@ use crate::order::expiry::{encode_timestamp, parse_end};
 use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::file::{encode_pem, write_file_atomic};
+use crate::output::file::write_file_atomic;
 use crate::output::table::{format_table, terminal_width};
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::Expiry;
 use model::cluster::credential::check_lifetime;
 use model::humanize::{absolute_time, relative_time};
+use model::pem_blocks::encode_pem;
 use model::shell_words::quote_if_needed;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_client::ClusterCredentialsClient;
@@ -327,6 +328,8 @@ mod tests {
     use super::*;
 
     use ring::signature::{ED25519, UnparsedPublicKey};
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject as _;
 
     #[test]
     fn generated_key_is_readable_by_other_tools() {
@@ -335,6 +338,16 @@ mod tests {
         assert_eq!(read.public_key().as_ref(), public_key);
         UnparsedPublicKey::new(&ED25519, public_key).verify(b"a", read.sign(b"a").as_ref()).unwrap();
         assert_ne!(generate_key().unwrap().1, public_key);
+    }
+
+    #[test]
+    fn encoded_pem_is_parsed_by_a_library() {
+        for der in [vec![], vec![7; 48], vec![7; 49], (0..=255).collect::<Vec<u8>>()] {
+            let written = encode_pem("CERTIFICATE", &der);
+            assert!(written.lines().all(|line| line.len() <= 64), "{written}");
+            let read = CertificateDer::from_pem_slice(written.as_bytes()).unwrap();
+            assert_eq!(read.as_ref(), der);
+        }
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::client::fleet_client::FleetClient;
+use crate::cluster::authority_progress::authority_lines;
 use crate::cluster::fetch::{decode_cluster, fetch_cluster_messages};
 use crate::cluster::get::format_votes;
 use crate::cluster::kubernetes::status::{format_components, summary_lines};
-use crate::cluster::rotate_authority::authority_lines;
 use crate::cluster::rotate_key::format_key_status;
 use crate::cluster::rotate_secrets_key::format_secrets_status;
 use crate::cluster::view::{ClusterMachineView, ClusterView};

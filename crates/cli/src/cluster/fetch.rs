@@ -11,16 +11,7 @@ use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
 
-/// The cluster of that name, or every cluster, and the time of the answer.
-pub(super) async fn fetch_clusters(
-    client: &FleetClient,
-    name: Option<&str>,
-) -> Result<(Vec<ClusterView>, Timestamp), CliError> {
-    let (clusters, now) = fetch_cluster_messages(client, name).await?;
-    Ok((clusters.into_iter().map(decode_cluster).collect::<Result<_, _>>()?, now))
-}
-
-/// The same as the API sends them.
+/// The cluster of that name, or every cluster, as the API sends it, and the time of the answer.
 pub(super) async fn fetch_cluster_messages(
     client: &FleetClient,
     name: Option<&str>,
@@ -32,7 +23,8 @@ pub(super) async fn fetch_cluster_messages(
     Ok((response.clusters, now))
 }
 
-pub(super) fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
+/// Decodes a cluster as the API sends it.
+pub(crate) fn decode_cluster(cluster: v1::Cluster) -> Result<ClusterView, CliError> {
     Ok(ClusterView {
         name: cluster.name,
         id: cluster.id,

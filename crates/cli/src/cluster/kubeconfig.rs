@@ -31,13 +31,14 @@ use crate::order::expiry::{encode_timestamp, parse_end};
 use crate::order::outcome::is_changed;
 use crate::order::reason::require_audit_reason;
 use crate::order::retry::send_order;
-use crate::output::file::{encode_pem, write_file_atomic};
+use crate::output::file::write_file_atomic;
 use crate::output::yaml::format_document;
 use crate::output::{Format, format_json};
 use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::Expiry;
 use model::cluster::kubernetes_user::{KubernetesAccess, SPKI_PREFIX, check_lifetime};
 use model::humanize::absolute_time;
+use model::pem_blocks::encode_pem;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_client::ClusterKubernetesClient;
 

@@ -11,6 +11,7 @@
 use clap::Args;
 
 pub mod approve;
+pub mod authority_progress;
 pub mod certificate;
 pub mod change;
 pub mod command;

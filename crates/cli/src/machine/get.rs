@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use clap::Args;
 
 use crate::client::decode::require_timestamp;
-use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::{Page, PageRequest, fetch_pages_within};
+use crate::client::fleet_client::FleetClient;
 use crate::error::CliError;
+use crate::machine::fetch::{fetch_machine_pages, fetch_named_pages};
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::object::document::ObjectDocument;
@@ -21,10 +21,6 @@ use model::machine_view::MachineName;
 use model::schedule::is_healthy_reason;
 use model::time::{Timestamp, between};
 use proto::fleet::v1;
-use proto::fleet::v1::machines_client::MachinesClient;
-
-/// Most names that one call of the API takes.
-pub(super) const MAX_NAMES: usize = 100;
 
 /// Most calls for a page of a screen: each inspects a bounded number of machines, and may find none.
 const MAX_CALLS_PER_SCREEN: usize = 4;
@@ -110,16 +106,7 @@ async fn list_pages(
     limit: Option<u32>,
     max_calls: usize,
 ) -> Result<ObjectList, CliError> {
-    let mut service = MachinesClient::new(client.channel());
-    let first = request.page_token.clone();
-    let pages = fetch_pages_within(max_calls, limit, first, async |page: PageRequest| {
-        let request =
-            v1::ListMachinesRequest { page_size: page.size, page_token: page.token, ..request.clone() };
-        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let lines = take_machines(&mut response)?;
-        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
-    })
-    .await?;
+    let pages = fetch_machine_pages(client, request, limit, max_calls, take_machines).await?;
     let cursor = Some(pages.next_token).filter(|token| !token.is_empty());
     let objects = machine_objects(pages.lines);
     let list = ObjectList::of_response(ObjectKind::Machine, &pages.response, &COLUMNS, objects);
@@ -131,18 +118,12 @@ pub(crate) async fn list_named_machines(
     client: &FleetClient,
     names: &[String],
 ) -> Result<ObjectList, CliError> {
-    let mut service = MachinesClient::new(client.channel());
     let (mut machines, mut all) = (Vec::new(), v1::ListMachinesResponse::default());
-    for names in names.chunks(MAX_NAMES) {
-        let request = v1::ListMachinesRequest { names: names.to_vec(), ..v1::ListMachinesRequest::default() };
-        let mut page = service.list(request).await.map_err(status_to_error)?.into_inner();
+    for mut page in fetch_named_pages(client, names).await? {
         machines.extend(take_machines(&mut page)?);
         all.unresolved.append(&mut page.unresolved);
         all.read_at = page.read_at;
     }
-    // Another chunk may name a machine again.
-    let mut listed = HashSet::new();
-    machines.retain(|machine: &FetchedMachine| listed.insert(machine.summary.name.machine));
     let messages = all.unresolved.iter().map(|name| name.message.clone()).collect();
     let list = ObjectList::of_response(ObjectKind::Machine, &all, &COLUMNS, machine_objects(machines));
     Ok(ObjectList { unresolved: Some(messages), ..list })

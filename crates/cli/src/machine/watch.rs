@@ -8,7 +8,7 @@
 //! A table begins when the stream has sent all machines, because the widths of its columns follow from them. The JSON
 //! of a message is that of the API. Bookmarks are left out.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use clap::Args;
@@ -23,6 +23,7 @@ use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::machine::get::{COLUMNS, MachineListArgs, machine_row, shown_name};
 use crate::machine::named::fetch_named_machines;
+use crate::machine::printed_machines::PrintedMachines;
 use crate::machine::selection::MachineFilters;
 use crate::machine::summary::decode_machine;
 use crate::object::command::GetArgs;
@@ -35,7 +36,6 @@ use crate::output::table::terminal_width;
 use crate::output::{Output, print_chunk, print_stderr, report_error, unresolved_error};
 use crate::target_flags::TargetFlags;
 use model::machine_view::MachineName;
-use model::phase::Phase;
 use model::selector::compose::{any_of, quote_value};
 use model::time::{Timestamp, after};
 use proto::fleet::v1;
@@ -106,47 +106,6 @@ impl<'a> WatchRequest<'a> {
     }
 }
 
-/// The printed state of each machine, and the machines of the current stream.
-#[derive(Default)]
-struct PrintedMachines {
-    machines: HashMap<Uuid, v1::Machine>,
-    in_this_stream: HashSet<Uuid>,
-    /// Whether a machine that was retired before is left out.
-    omits_retired: bool,
-}
-
-impl PrintedMachines {
-    /// Starts another stream: clears the set of its machines.
-    fn start_stream(&mut self) {
-        self.in_this_stream.clear();
-    }
-
-    /// Whether to print this machine. A new stream repeats each machine, and an unchanged one is not printed again. A
-    /// machine that is retired while it is watched is.
-    fn is_new(&mut self, id: Uuid, machine: &v1::Machine) -> bool {
-        let steady = v1::Machine { heartbeat_at: None, ready_at: None, ..machine.clone() };
-        let again = self.in_this_stream.insert(id);
-        let former = self.machines.get(&id);
-        if former.is_none() && self.omits_retired && machine.phase == Phase::Retired.as_str() {
-            return false;
-        }
-        let same = former == Some(&steady);
-        self.machines.insert(id, steady);
-        !(again && same)
-    }
-
-    /// Removes a machine, and returns it if it was printed before.
-    fn remove(&mut self, machine: Uuid) -> Option<v1::Machine> {
-        self.in_this_stream.remove(&machine);
-        self.machines.remove(&machine)
-    }
-
-    /// Printed machines that are not in the current stream, once it has sent all machines.
-    fn missing_machines(&self) -> Vec<Uuid> {
-        self.machines.keys().filter(|machine| !self.in_this_stream.contains(machine)).copied().collect()
-    }
-}
-
 /// The table of a watch, from the moment when its first machines are known.
 #[derive(Default)]
 enum TableState {
@@ -189,7 +148,7 @@ pub(crate) async fn watch_machines(client: &FleetClient, request: &WatchRequest<
         colors: request.colors,
         empty: request.target_flags.qualify(ObjectKind::Machine.row().empty),
         headers: request.headers,
-        printed: PrintedMachines { omits_retired: request.omits_retired, ..PrintedMachines::default() },
+        printed: PrintedMachines::new(request.omits_retired),
         first: Vec::new(),
         table: TableState::default(),
         clock: None,
@@ -375,7 +334,7 @@ impl WatchSession {
         let (first, mut known) = (std::mem::take(&mut self.first), HashSet::new());
         // One that changed before the end of the list was sent twice, and one that is gone again is not printed.
         let first = first.iter().filter(|machine| known.insert(**machine));
-        let machines = first.filter_map(|machine| self.printed.machines.get(machine)).cloned();
+        let machines = first.filter_map(|machine| self.printed.find(*machine)).cloned();
         let machines = machines.map(decode_machine).collect::<Result<Vec<_>, CliError>>()?;
         let providers: HashSet<Option<&str>> =
             machines.iter().map(|machine| machine.name.provider.as_deref()).collect();
@@ -450,51 +409,6 @@ mod tests {
     use super::*;
     use proto::fleet::v1::Bookmark;
 
-    fn machine(number: u128, phase: &str) -> v1::Machine {
-        let name = v1::MachineName {
-            machine: Uuid::from_u128(number).to_string(),
-            provider: Some("sim".to_owned()),
-            provider_id: Some(format!("sim-{number}")),
-        };
-        v1::Machine {
-            name: Some(name),
-            phase: phase.to_owned(),
-            phase_since: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
-            ..v1::Machine::default()
-        }
-    }
-
-    fn is_new(printed: &mut PrintedMachines, machine: &v1::Machine) -> bool {
-        let id = decode_machine_name(machine.name.clone()).unwrap().machine;
-        printed.is_new(id, machine)
-    }
-
-    #[test]
-    fn new_stream_prints_only_changed_machines() {
-        let mut printed = PrintedMachines::default();
-        assert!(is_new(&mut printed, &machine(1, "Ready")) && is_new(&mut printed, &machine(2, "Ready")));
-        assert!(is_new(&mut printed, &machine(1, "Silent")));
-        printed.start_stream();
-        let heartbeat_at = Some(prost_types::Timestamp { seconds: 2, nanos: 0 });
-        let summary = v1::Machine { heartbeat_at, ..machine(1, "Silent") };
-        assert!(!is_new(&mut printed, &summary), "nothing but a heartbeat is other");
-        assert!(is_new(&mut printed, &summary), "the server sends what it knows to be other");
-        let second = Uuid::from_u128(2);
-        assert_eq!(printed.missing_machines(), [second]);
-        assert!(printed.remove(second).is_some() && printed.remove(second).is_none());
-        assert!(is_new(&mut printed, &machine(2, "New")), "it is back");
-    }
-
-    #[test]
-    fn retired_machine_is_printed_only_if_it_was_there_before() {
-        for (omits_retired, expected) in [(true, false), (false, true)] {
-            let mut printed = PrintedMachines { omits_retired, ..PrintedMachines::default() };
-            assert!(is_new(&mut printed, &machine(1, "Retiring")));
-            assert!(is_new(&mut printed, &machine(1, "Retired")), "it changed");
-            assert_eq!(is_new(&mut printed, &machine(2, "Retired")), expected);
-        }
-    }
-
     #[test]
     fn named_machines_are_selected_by_their_providers() {
         let name = |provider: Option<&str>| MachineName {
@@ -527,7 +441,9 @@ mod tests {
         ] {
             assert_eq!(Output::parse(output).unwrap().format_line(&json).unwrap(), expected);
         }
-        let changed = ObjectDocument::of_message(&message(Event::Machine(machine(7, "Ready"))));
+        let name = v1::MachineName { provider_id: Some("sim-7".to_owned()), ..v1::MachineName::default() };
+        let machine = v1::Machine { name: Some(name), ..v1::Machine::default() };
+        let changed = ObjectDocument::of_message(&message(Event::Machine(machine)));
         let line = Output::Json.format_line(&changed.to_json().unwrap()).unwrap();
         assert!(line.contains("\"providerId\":\"sim-7\"") && line.lines().count() == 1, "{line}");
         let bookmark = ObjectDocument::of_message(&message(Event::Bookmark(Bookmark::default())));

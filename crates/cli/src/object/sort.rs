@@ -96,7 +96,12 @@ fn parse_number(cell: &str) -> Option<f64> {
     }
     let plain = cell.strip_suffix('%').unwrap_or(cell).trim_end();
     let is_plain = plain.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-');
-    plain.parse().ok().filter(|_| is_plain).or_else(|| parse_size(cell)).or_else(|| parse_moment(cell))
+    plain
+        .parse()
+        .ok()
+        .filter(|_| is_plain)
+        .or_else(|| ByteSize::parse_humanized(cell))
+        .or_else(|| parse_moment(cell))
 }
 
 /// Seconds of a duration as lists show it: `12s`, `2h05m`, `4d3h`.
@@ -119,14 +124,6 @@ fn parse_span(text: &str) -> Option<f64> {
         rest = tail;
     }
     Some(seconds).filter(|_| !text.is_empty())
-}
-
-/// Bytes of a size as lists show it: `17.5 GiB`, `3.8 TB`, `512 B`.
-fn parse_size(cell: &str) -> Option<f64> {
-    let (number, unit) = cell.split_once(' ')?;
-    #[expect(clippy::cast_precision_loss, reason = "units are powers of two and of ten")]
-    let size = ByteSize::unit_size(unit)? as f64;
-    number.parse::<f64>().ok().map(|number| number * size)
 }
 
 /// Seconds since 1970 of an absolute time.

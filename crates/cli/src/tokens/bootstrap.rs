@@ -13,11 +13,13 @@ use crate::exit_code::ExitCode;
 use crate::order::expiry::{check_credential_lifetime, parse_end};
 use crate::order::operator::{current_user, direct_order};
 use crate::output::Format;
-use crate::output::file::{encode_pem, write_file_atomic};
+use crate::output::file::write_file_atomic;
 use crate::tokens::delivery::deliver_token;
 use bmdb::connection::Bmdb;
 use bmdb::orders::credential::{NewAccessCredential, canonical_credential_name};
 use model::access::{AccessRole, AccessScope};
+use model::pem_blocks::encode_pem;
+use model::rpc_name::CREATE_CREDENTIAL_RPC;
 
 pub(crate) const BOOTSTRAP_EXAMPLES: &str = "\
 Examples:
@@ -74,7 +76,7 @@ pub async fn bootstrap_token(
         certificate: None,
     };
     let reason = Some("the first credential, made in the BMDB directly");
-    let order = direct_order("shepherd.fleet.v1.Credentials/Create", format!("credential of {name}"), reason);
+    let order = direct_order(CREATE_CREDENTIAL_RPC, format!("credential of {name}"), reason);
     let made = bmdb.create_credential(order, new).await?;
     let id = made.credential.map(|credential| credential.id.to_string()).unwrap_or_default();
     let mut printed = deliver_token(&id, made.token.as_ref(), output.as_deref(), format)?;

@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 
 use crate::client::decode::decode_machine_name;
 use crate::client::fleet_client::{FleetClient, status_to_error};
-use crate::client::pagination::{Page, PageRequest, fetch_pages};
 use crate::context::CommandContext;
 use crate::error::CliError;
 use crate::exit_code::ExitCode;
+use crate::machine::fetch::fetch_machine_pages;
 use crate::machine::named::fetch_named_machines;
 use crate::machine::selection::MachineFilters;
 use crate::object::command::GetArgs;
@@ -27,7 +27,6 @@ use crate::wait::follow::{MetObjects, WaitReport, Waiting, follow_objects};
 use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_client::ClustersClient;
-use proto::fleet::v1::machines_client::MachinesClient;
 use proto::fleet::v1::updates_client::UpdatesClient;
 
 pub(crate) const WAIT_EXAMPLES: &str = "\
@@ -231,19 +230,13 @@ async fn select_machines(
     goal: WaitGoal,
 ) -> Result<Vec<Subject>, CliError> {
     let waits_for_retired = goal == WaitGoal::Machine(MachineGoal::Retired);
-    let mut service = MachinesClient::new(client.channel());
-    let pages = fetch_pages(None, String::new(), async |page: PageRequest| {
-        let request = v1::ListMachinesRequest {
-            selector: filters.selector_text(),
-            page_size: page.size,
-            page_token: page.token,
-            omit_retired: !waits_for_retired && !filters.selects_retired(),
-            ..v1::ListMachinesRequest::default()
-        };
-        let mut response = service.list(request).await.map_err(status_to_error)?.into_inner();
-        let machines = std::mem::take(&mut response.machines).into_iter();
-        let lines: Vec<Subject> = machines.map(machine_subject).collect::<Result<_, _>>()?;
-        Ok(Page { lines, next_token: response.next_page_token.clone(), response })
+    let request = v1::ListMachinesRequest {
+        selector: filters.selector_text(),
+        omit_retired: !waits_for_retired && !filters.selects_retired(),
+        ..v1::ListMachinesRequest::default()
+    };
+    let pages = fetch_machine_pages(client, request, None, usize::MAX, |response| {
+        std::mem::take(&mut response.machines).into_iter().map(machine_subject).collect()
     })
     .await?;
     Ok(pages.lines)
@@ -345,7 +338,7 @@ mod tests {
             (&["wait", "updates", "--for", "finished", "--timeout", "0"], "finished", 0),
         ] {
             let args = parse(line).unwrap();
-            assert_eq!(args.goal().unwrap().condition(), goal, "{line:?}");
+            assert_eq!(args.goal().unwrap().condition().as_deref(), Some(goal), "{line:?}");
             assert_eq!(args.timeout, Span::minutes(minutes), "{line:?}");
         }
     }

@@ -41,6 +41,8 @@ pub enum ClusterGoal {
     Deleted,
     /// The upgrade that was ordered has ended.
     UpgradeEnd(UpgradeDirection),
+    /// No replacement of its authority is ordered or under way.
+    AuthorityReplaced,
 }
 
 /// Where an upgrade goes.
@@ -66,7 +68,7 @@ impl WaitGoal {
     pub fn parse(kind: ObjectKind, text: &str) -> Result<Self, String> {
         let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         match (kind, name.to_ascii_lowercase().as_str(), value) {
-            (ObjectKind::Machine, "phase", Some(value)) => parse_phase(value),
+            (ObjectKind::Machine, "phase", Some(value)) => parse_phase_goal(value),
             (ObjectKind::Machine, "healthy", None) => Ok(Self::Machine(MachineGoal::Healthy)),
             (ObjectKind::Machine, "retired", None) => Ok(Self::Machine(MachineGoal::Retired)),
             (ObjectKind::Cluster, "ready", None) => Ok(Self::Cluster(ClusterGoal::Ready)),
@@ -91,17 +93,18 @@ impl WaitGoal {
         }
     }
 
-    /// The condition of `wait` with which to continue after the waiting for this was interrupted.
+    /// The condition of `wait` with which to continue after the waiting for this was interrupted; `None` if it has none.
     #[must_use]
-    pub fn condition(self) -> String {
-        match self {
+    pub fn condition(self) -> Option<String> {
+        Some(match self {
             Self::Machine(MachineGoal::Phase(phase)) => format!("phase={phase}"),
             Self::Machine(MachineGoal::Healthy | MachineGoal::PowerOrderEnd(_)) => "healthy".to_owned(),
             Self::Machine(MachineGoal::Retired | MachineGoal::RetirementEnd) => "retired".to_owned(),
             Self::Cluster(ClusterGoal::Ready | ClusterGoal::UpgradeEnd(_)) => "ready".to_owned(),
             Self::Cluster(ClusterGoal::Deleted) => "deleted".to_owned(),
+            Self::Cluster(ClusterGoal::AuthorityReplaced) => return None,
             Self::UpdateFinished => "finished".to_owned(),
-        }
+        })
     }
 }
 
@@ -116,17 +119,17 @@ impl fmt::Display for WaitGoal {
                 f.write_str("upgraded or rolled back")
             }
             Self::Machine(MachineGoal::Phase(phase)) => write!(f, "{phase}"),
-            other => f.write_str(&other.condition()),
+            Self::Cluster(ClusterGoal::AuthorityReplaced) => f.write_str("under a new authority"),
+            other => f.write_str(&other.condition().unwrap_or_default()),
         }
     }
 }
 
-fn parse_phase(text: &str) -> Result<WaitGoal, String> {
-    let found = Phase::ALL.into_iter().find(|phase| phase.as_str().eq_ignore_ascii_case(text));
-    found.map(|phase| WaitGoal::Machine(MachineGoal::Phase(phase))).ok_or_else(|| {
-        let phases = Phase::ALL.map(Phase::as_str).join(", ");
-        format!("{text:?} is no phase; give one of: {phases}")
-    })
+fn parse_phase_goal(text: &str) -> Result<WaitGoal, String> {
+    let found = Phase::find_by_name(text);
+    found
+        .map(|phase| WaitGoal::Machine(MachineGoal::Phase(phase)))
+        .ok_or_else(|| format!("{text:?} is no phase; give one of: {}", Phase::list_names()))
 }
 
 /// The sentence for a command without a condition.
@@ -199,7 +202,9 @@ mod tests {
             WaitGoal::Cluster(ClusterGoal::Deleted),
             WaitGoal::UpdateFinished,
         ] {
-            assert!(WaitGoal::parse(goal.kind(), &goal.condition()).is_ok(), "{goal:?}");
+            let condition = goal.condition().unwrap();
+            assert!(WaitGoal::parse(goal.kind(), &condition).is_ok(), "{goal:?}");
         }
+        assert_eq!(WaitGoal::Cluster(ClusterGoal::AuthorityReplaced).condition(), None);
     }
 }

@@ -6,7 +6,9 @@
 
 use crate::machine::footer::HEALTHY_PHASES;
 use crate::wait::condition::{ClusterGoal, MachineGoal, UpgradeDirection, WaitGoal};
-use crate::wait::snapshot::{ClusterState, MachineState, PowerState, Snapshot, UpdateState, UpgradeState};
+use crate::wait::snapshot::{
+    AuthorityState, ClusterState, MachineState, PowerState, Snapshot, UpdateState, UpgradeState,
+};
 use model::phase::Phase;
 use model::power_order::PowerOrderKind;
 use model::time::Timestamp;
@@ -100,9 +102,13 @@ fn decide_cluster(cluster: &ClusterState, goal: ClusterGoal) -> Verdict {
     let is_ending = cluster.stage == "deleting";
     match goal {
         ClusterGoal::Deleted => Verdict::Waiting,
-        ClusterGoal::Ready | ClusterGoal::UpgradeEnd(_) if is_ending => {
+        ClusterGoal::Ready | ClusterGoal::UpgradeEnd(_) | ClusterGoal::AuthorityReplaced if is_ending => {
             Verdict::Impossible("is being deleted".to_owned())
         }
+        ClusterGoal::AuthorityReplaced => match cluster.authority {
+            Some(AuthorityState::Replacing(_)) => Verdict::Waiting,
+            Some(AuthorityState::Settled) | None => Verdict::Met,
+        },
         ClusterGoal::UpgradeEnd(direction) => decide_upgrade(cluster.upgrade.as_ref(), direction),
         ClusterGoal::Ready => {
             // A pass that began before an order may record its result after it, so the stage alone is no proof.
@@ -270,6 +276,25 @@ mod tests {
             let found: String =
                 goals.map(|goal| sign(&decide(&snapshot, WaitGoal::Cluster(goal), at(0)))).iter().collect();
             assert_eq!(found, expected, "{snapshot:?}");
+        }
+    }
+
+    #[test]
+    fn authority_is_replaced_when_no_replacement_is_under_way() {
+        let cluster = |stage: &str, authority| {
+            let (stage, authority) = (stage.to_owned(), Some(authority));
+            Snapshot::Cluster(ClusterState { stage, authority, ..ClusterState::default() })
+        };
+        let replacing = AuthorityState::Replacing("it has not begun".to_owned());
+        let goal = WaitGoal::Cluster(ClusterGoal::AuthorityReplaced);
+        for (snapshot, expected) in [
+            (cluster("converged", replacing.clone()), '.'),
+            (cluster("converged", AuthorityState::Settled), '+'),
+            (cluster("changing", AuthorityState::Settled), '+'),
+            (cluster("deleting", replacing), '-'),
+            (Snapshot::Absent, '-'),
+        ] {
+            assert_eq!(sign(&decide(&snapshot, goal, at(0))), expected, "{snapshot:?}");
         }
     }
 

@@ -11,13 +11,17 @@ use tonic::Code;
 
 use crate::client::decode::{decode_struct, missing_field, require_timestamp};
 use crate::client::fleet_client::{FleetClient, status_to_error};
+use crate::cluster::authority_progress::describe_progress;
+use crate::cluster::fetch::decode_cluster;
 use crate::error::CliError;
 use crate::machine::named::fetch_named_machines;
 use crate::object::document::ObjectDocument;
-use crate::wait::condition::{MachineGoal, WaitGoal};
+use crate::wait::condition::{ClusterGoal, MachineGoal, WaitGoal};
 use crate::wait::snapshot::{
-    ClusterState, FirstReport, HoldState, MachineState, PowerState, Snapshot, UpdateState, UpgradeState,
+    AuthorityState, ClusterState, FirstReport, HoldState, MachineState, PowerState, Snapshot, UpdateState,
+    UpgradeState,
 };
+use model::event_name::{POWER_ORDER_CANCELLED, POWER_ORDER_GIVEN_UP, POWER_ORDERED};
 use model::process::Lane;
 use model::time::Timestamp;
 use proto::fleet::v1;
@@ -27,7 +31,7 @@ use proto::fleet::v1::updates_client::UpdatesClient;
 
 /// Events that begin or end a power order, and whether the order ended without having been carried out.
 const POWER_EVENTS: [(&str, bool); 3] =
-    [("PowerOrdered", false), ("PowerOrderCancelled", true), ("PowerOrderGivenUp", true)];
+    [(POWER_ORDERED, false), (POWER_ORDER_CANCELLED, true), (POWER_ORDER_GIVEN_UP, true)];
 /// Events of a machine in which the end of its power order is looked for.
 const MAX_EVENTS: i32 = 500;
 
@@ -89,7 +93,7 @@ pub(crate) async fn read_objects(
     match goal {
         WaitGoal::Machine(MachineGoal::PowerOrderEnd(_)) => read_switched_machines(client, subjects).await,
         WaitGoal::Machine(_) => read_machines(client, subjects).await,
-        WaitGoal::Cluster(_) => read_clusters(client, subjects).await,
+        WaitGoal::Cluster(goal) => read_clusters(client, goal, subjects).await,
         WaitGoal::UpdateFinished => read_updates(client, subjects).await,
     }
 }
@@ -186,7 +190,11 @@ fn abandonment(events: Vec<v1::Event>) -> Option<String> {
     is_abandoned.then(|| event.detail.unwrap_or(event.event))
 }
 
-async fn read_clusters(client: &FleetClient, subjects: &[Subject]) -> Result<ReadObjects, CliError> {
+async fn read_clusters(
+    client: &FleetClient,
+    goal: ClusterGoal,
+    subjects: &[Subject],
+) -> Result<ReadObjects, CliError> {
     let name = match subjects {
         [only] => only.name.clone(),
         _ => String::new(),
@@ -200,17 +208,27 @@ async fn read_clusters(client: &FleetClient, subjects: &[Subject]) -> Result<Rea
         let is_subject = |cluster: &v1::Cluster| {
             cluster.name == subject.name && subject.id.as_ref().is_none_or(|id| *id == cluster.id)
         };
-        let found = clusters.iter().position(is_subject).map(|place| clusters.swap_remove(place));
-        found.map_or(ReadObject::ABSENT, |cluster| ReadObject {
+        let Some(place) = clusters.iter().position(is_subject) else { return Ok(ReadObject::ABSENT) };
+        let cluster = clusters.swap_remove(place);
+        let authority = match goal {
+            ClusterGoal::AuthorityReplaced => Some(decode_authority(cluster.clone())?),
+            ClusterGoal::Ready | ClusterGoal::Deleted | ClusterGoal::UpgradeEnd(_) => None,
+        };
+        Ok(ReadObject {
             id: Some(cluster.id.clone()),
             document: Some(ObjectDocument::of_message(&cluster)),
-            snapshot: Snapshot::Cluster(decode_cluster(cluster)),
+            snapshot: Snapshot::Cluster(ClusterState { authority, ..decode_cluster_state(cluster) }),
         })
     });
-    Ok(ReadObjects { now, objects: objects.collect() })
+    Ok(ReadObjects { now, objects: objects.collect::<Result<_, CliError>>()? })
 }
 
-fn decode_cluster(cluster: v1::Cluster) -> ClusterState {
+fn decode_authority(cluster: v1::Cluster) -> Result<AuthorityState, CliError> {
+    let progress = describe_progress(&decode_cluster(cluster)?);
+    Ok(progress.map_or(AuthorityState::Settled, AuthorityState::Replacing))
+}
+
+fn decode_cluster_state(cluster: v1::Cluster) -> ClusterState {
     let count = |part: &str, leaves: bool| {
         let machines = cluster.machines.iter();
         let counted = machines.filter(|machine| machine.leave_reason.is_some() == leaves);
@@ -232,6 +250,7 @@ fn decode_cluster(cluster: v1::Cluster) -> ClusterState {
             completed: upgrade.completed_count,
             requested: upgrade.requested_count,
         }),
+        authority: None,
     }
 }
 
@@ -353,8 +372,12 @@ mod tests {
             machine("worker", Some("it is being retired")),
             machine("worker", None),
         ];
-        let state =
-            decode_cluster(v1::Cluster { control_plane: 1, workers: 3, machines, ..v1::Cluster::default() });
+        let state = decode_cluster_state(v1::Cluster {
+            control_plane: 1,
+            workers: 3,
+            machines,
+            ..v1::Cluster::default()
+        });
         assert_eq!((state.desired, state.members, state.leaving), ((1, 3), (1, 2), 1));
     }
 }

@@ -267,7 +267,8 @@ fn interruption(waiting: &Waiting) -> CliError {
         WaitReport::Steps => "the waiting was ended, and the order continues",
         WaitReport::Silent | WaitReport::Met => "the waiting was ended, and nothing was changed",
     };
-    let (kind, condition) = (waiting.goal.kind().row().plural, waiting.goal.condition());
+    let row = waiting.goal.kind().row();
+    let kind = row.plural;
     let count = waiting.subjects.len();
     if count > MAX_COMMAND_NAMES {
         let message = format!("{ended}; to wait again, name the {count} {kind} to: shepherdctl wait {kind}");
@@ -275,9 +276,13 @@ fn interruption(waiting: &Waiting) -> CliError {
     }
     let names = waiting.subjects.iter().map(|subject| shell_words::quote_if_needed(&subject.name));
     let names = names.collect::<Vec<_>>().join(" ");
-    let command = waiting.target_flags.qualify(&format!("shepherdctl wait {kind} {names} --for {condition}"));
-    let message = format!("{ended}; to wait again, run the line below");
-    CliError::Interrupted { message, command: Some(command) }
+    let (purpose, command) = match waiting.goal.condition() {
+        Some(condition) => ("to wait again", format!("shepherdctl wait {kind} {names} --for {condition}")),
+        // Its order is about one object.
+        None => ("to see how far it is", format!("shepherdctl describe {} {names}", row.singular)),
+    };
+    let message = format!("{ended}; {purpose}, run the line below");
+    CliError::Interrupted { message, command: Some(waiting.target_flags.qualify(&command)) }
 }
 
 #[cfg(test)]
@@ -332,6 +337,7 @@ mod tests {
         let order =
             waiting(WaitGoal::Machine(MachineGoal::RetirementEnd), &["sim/a", "it's"], WaitReport::Steps);
         let wait = waiting(WaitGoal::Cluster(ClusterGoal::Ready), &["prod"], WaitReport::Silent);
+        let replaced = WaitGoal::Cluster(ClusterGoal::AuthorityReplaced);
         for (waiting, message, command) in [
             (
                 order,
@@ -342,6 +348,11 @@ mod tests {
                 wait,
                 "the waiting was ended, and nothing was changed; to wait again, run the line below",
                 "shepherdctl wait clusters prod --for ready",
+            ),
+            (
+                waiting(replaced, &["prod"], WaitReport::Steps),
+                "the waiting was ended, and the order continues; to see how far it is, run the line below",
+                "shepherdctl describe cluster prod",
             ),
         ] {
             let error = interruption(&waiting);

@@ -22,7 +22,8 @@
 //!
 //! A new condition is a variant of a goal in [`condition`][], a row of its table, and an arm in [`decide`][] with
 //! rows of the table of its test. An order with work that continues after its answer gets
-//! [`crate::order::wait_flags::WaitFlags`] and an arm in [`after_order`][].
+//! [`crate::order::wait_flags::WaitFlags`] and an arm in [`after_order`][]. One that waits without a limit, and prints its
+//! answer at the end, calls [`follow`][] itself: `cluster rotate-authority`.
 
 pub mod after_order;
 pub mod command;

@@ -79,6 +79,17 @@ pub struct ClusterState {
     pub machine_waits: Vec<(String, String)>,
     /// The upgrade that is under way, or else the newest one.
     pub upgrade: Option<UpgradeState>,
+    /// What is known of the replacement of its authority, if that is what is waited for.
+    pub authority: Option<AuthorityState>,
+}
+
+/// The state of the replacement of a cluster's authority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuthorityState {
+    /// It is ordered or under way. The text is how far it is.
+    Replacing(String),
+    /// None is ordered or under way.
+    Settled,
 }
 
 /// The state of a cluster's upgrade.
@@ -156,6 +167,13 @@ impl MachineState {
 
 impl ClusterState {
     fn steps(&self) -> Vec<Step> {
+        match &self.authority {
+            Some(AuthorityState::Replacing(progress)) => {
+                return vec![Step::exact(format!("replaces its authority: {progress}"))];
+            }
+            Some(AuthorityState::Settled) => return Vec::new(),
+            None => {}
+        }
         let mut steps = vec![Step::exact(format!("is {}", self.stage))];
         if let Some(upgrade) = self.upgrade.as_ref().filter(|upgrade| upgrade.outcome.is_none()) {
             steps.push(Step::exact(upgrade.text()));
@@ -227,6 +245,10 @@ mod tests {
                 ..ClusterState::default()
             })
         };
+        let authority = |state| {
+            let stage = "changing".to_owned();
+            Snapshot::Cluster(ClusterState { stage, authority: Some(state), ..ClusterState::default() })
+        };
         let update = UpdateState {
             counts: "done 1, failed 1".to_owned(),
             failures: vec![("m1".to_owned(), "no disk".to_owned())],
@@ -253,6 +275,11 @@ mod tests {
                 cluster(UpgradeState { outcome: Some("finished".to_owned()), ..upgrade }),
                 vec!["is changing", "waits: no machine is free"],
             ),
+            (
+                authority(AuthorityState::Replacing("it has not begun".to_owned())),
+                vec!["replaces its authority: it has not begun"],
+            ),
+            (authority(AuthorityState::Settled), vec![]),
             (Snapshot::Update(update), vec!["is rolling: done 1, failed 1", "m1 failed: no disk"]),
             (Snapshot::Absent, vec![]),
         ] {

@@ -12,7 +12,7 @@ use crate::cluster::kubernetes::{ComponentStatus, KubernetesKeyRotation, NodeKub
 use crate::cluster::secret_keys::{SecretKeys, SecretsStep};
 use crate::database_limits::{DatabaseLimits, IdAge, ReplicationSlot, SlotWal};
 use crate::facts::{
-    AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
+    AgentStarted, MachineFacts, NeedsHuman, Postponement, ProviderRecord, Recovery, Retirement,
 };
 use crate::ids::MachineId;
 use crate::issues::inputs::{
@@ -29,6 +29,7 @@ use crate::policy::{Budget, DisruptionKind, Policy};
 use crate::process::Process;
 use crate::program_versions::postgres_version;
 use crate::provider_status::ProviderStatus;
+use crate::sample_machine::{agent_started, at, heartbeat, provider_record};
 use crate::time::Span;
 
 mod cases;
@@ -36,29 +37,18 @@ mod version_faults;
 
 const NOW: i64 = 1_000_000;
 
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-}
-
 /// The healthy machine number `number`, which reported five seconds ago.
 fn machine(number: u8) -> MachineIssueInputs {
     let mut facts = MachineFacts::empty(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(0));
     facts.listening_since = Some(at(0));
     facts.provider_record = Some(ProviderRecord {
-        provider: "rack-a".into(),
         provider_id: number.to_string(),
-        reservation: None,
         address: Some(format!("192.0.2.{number}")),
-        ssh_port: None,
-        ssh_user: None,
-        location: None,
-        status: ProviderStatus::Running,
-        acquired_at: at(0),
         polled_at: Some(at(NOW - 60)),
         unchanged: true,
+        ..provider_record()
     });
-    facts.agent_started =
-        Some(AgentStarted { started_at: at(10), public_key: vec![number; 32], boot_id: None, fence: 1 });
+    facts.agent_started = Some(AgentStarted { public_key: vec![number; 32], ..agent_started(10) });
     facts.heartbeat = Some(heartbeat(NOW - 5));
     MachineIssueInputs {
         facts,
@@ -74,10 +64,6 @@ fn machine(number: u8) -> MachineIssueInputs {
         findings: Vec::new(),
         recent: RecentHistory { unordered_boots: 2, ..RecentHistory::default() },
     }
-}
-
-fn heartbeat(seconds: i64) -> HeartbeatFact {
-    HeartbeatFact { received_at: at(seconds), boot_id: "b".into(), incarnation: "i".into(), sequence: 1 }
 }
 
 fn session(host: &str) -> SessionIssueInputs {

@@ -2,34 +2,23 @@
 
 use super::*;
 use crate::facts::{
-    AgentStarted, HeartbeatFact, Hold, HoldScope, PowerOrder, ProviderRecord, Recovery, RecoveryAction,
-    Retirement,
+    AgentStarted, Hold, HoldScope, PowerOrder, ProviderRecord, Recovery, RecoveryAction, Retirement,
 };
 use crate::policy::Budget;
 use crate::power_order::PowerOrderKind;
-use crate::provider_status::ProviderStatus;
+use crate::sample_machine::{agent_started, at, heartbeat, provider_record};
 use crate::unknown_fence::UnknownFence;
-
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-}
 
 /// Machine number `number`, whose provider was queried at 0 and is queried each half hour.
 pub(super) fn provided_machine(number: u8) -> MachineFacts {
     let mut facts = MachineFacts::empty(MachineId(uuid::Uuid::from_u128(u128::from(number))), at(-9000));
     facts.listening_since = Some(at(-9000));
     facts.provider_record = Some(ProviderRecord {
-        provider: "rack-a".into(),
         provider_id: number.to_string(),
-        reservation: None,
-        address: Some("192.0.2.1".into()),
-        ssh_port: None,
-        ssh_user: None,
-        location: None,
-        status: ProviderStatus::Running,
         acquired_at: at(-8000),
         polled_at: Some(at(0)),
         unchanged: true,
+        ..provider_record()
     });
     facts
 }
@@ -37,15 +26,8 @@ pub(super) fn provided_machine(number: u8) -> MachineFacts {
 /// The same with an agent that reported so many seconds ago.
 pub(super) fn reporting_machine(number: u8, ago: i64) -> MachineFacts {
     let mut facts = provided_machine(number);
-    let boot_id = Some("b".to_owned());
-    facts.agent_started =
-        Some(AgentStarted { started_at: at(-7000), public_key: vec![1; 32], boot_id, fence: 1 });
-    facts.heartbeat = Some(HeartbeatFact {
-        received_at: at(-ago),
-        boot_id: "b".into(),
-        incarnation: "i".into(),
-        sequence: 1,
-    });
+    facts.agent_started = Some(AgentStarted { boot_id: Some("b".to_owned()), ..agent_started(-7000) });
+    facts.heartbeat = Some(heartbeat(-ago));
     facts
 }
 

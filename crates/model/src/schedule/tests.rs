@@ -4,53 +4,15 @@ use std::time::Duration;
 
 use super::*;
 use crate::backoff::BackoffFact;
-use crate::facts::{
-    AgentStarted, HeartbeatFact, Hold, NeedsHuman, ProviderRecord, Quarantine, Recovery, RecoveryAction,
-};
+use crate::facts::{Hold, NeedsHuman, Quarantine, Recovery, RecoveryAction};
 use crate::ids::MachineId;
 use crate::needs_human::Obstacle;
 use crate::policy::DisruptionKind;
 use crate::priority::Priority;
-
-fn at(seconds: i64) -> Timestamp {
-    Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-}
-
-fn provided_machine() -> MachineFacts {
-    let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
-    facts.listening_since = Some(at(-100_000));
-    facts.provider_record = Some(ProviderRecord {
-        provider: "rack-a".into(),
-        provider_id: "1".into(),
-        reservation: None,
-        address: Some("192.0.2.1".into()),
-        ssh_port: None,
-        ssh_user: None,
-        location: None,
-        status: ProviderStatus::Running,
-        acquired_at: at(0),
-        polled_at: None,
-        unchanged: false,
-    });
-    facts
-}
-
-fn with_agent() -> MachineFacts {
-    let mut facts = provided_machine();
-    facts.agent_started =
-        Some(AgentStarted { started_at: at(10), public_key: vec![1; 32], boot_id: None, fence: 1 });
-    facts
-}
+use crate::sample_machine::{at, enrolled_machine, provided_machine, ready_machine};
 
 fn healthy_machine() -> MachineFacts {
-    let mut facts = with_agent();
-    facts.heartbeat = Some(HeartbeatFact {
-        received_at: at(100),
-        boot_id: "b".into(),
-        incarnation: "i".into(),
-        sequence: 1,
-    });
-    facts
+    ready_machine(100)
 }
 
 fn access(facts: &MachineFacts, now: i64) -> (Option<Process>, Option<i64>, bool, Phase) {
@@ -78,8 +40,8 @@ fn machine_is_due_for_what_its_facts_say() {
         ("no address", no_address, 5, (None, None, false, P::Provisioning)),
         ("provisioning", provisioning, 5, (None, None, false, P::Provisioning)),
         ("provided", provided_machine(), 5, (Some(AgentStart), Some(0), false, P::Provided)),
-        ("started", with_agent(), 20, (Some(Recovery), Some(10 + 1800), true, P::AgentStarting)),
-        ("never reported", with_agent(), 1810, (Some(Recovery), Some(1810), false, P::Silent)),
+        ("started", enrolled_machine(), 20, (Some(Recovery), Some(10 + 1800), true, P::AgentStarting)),
+        ("never reported", enrolled_machine(), 1810, (Some(Recovery), Some(1810), false, P::Silent)),
         ("healthy", healthy_machine(), 200, (Some(Recovery), Some(100 + 600), true, P::Ready)),
         ("silent", healthy_machine(), 700, (Some(Recovery), Some(700), false, P::Silent)),
         ("started again", restarted, 700, (Some(Recovery), Some(500 + 600), true, P::Ready)),
@@ -155,7 +117,7 @@ fn only_a_healthy_machine_has_the_healthy_reason() {
         until: Some(at(10_000)),
     });
     for (facts, expected) in
-        [(healthy_machine(), true), (held, false), (with_agent(), false), (provided_machine(), false)]
+        [(healthy_machine(), true), (held, false), (enrolled_machine(), false), (provided_machine(), false)]
     {
         assert_eq!(is_healthy_reason(&reason(&facts)), expected, "{}", reason(&facts));
     }
@@ -234,7 +196,7 @@ fn waiting_for_a_person_says_how_else_it_may_end() {
     });
     let reason = |facts: &MachineFacts| next_due(facts, Lane::Access, &Policy::default(), at(9)).reason;
     assert_eq!(reason(&facts), "waits for a person: tried in vain");
-    facts.agent_started = with_agent().agent_started;
+    facts.agent_started = enrolled_machine().agent_started;
     assert_eq!(
         reason(&facts),
         "waits for a person, or for its agent to report for 10m without a gap: tried in vain"

@@ -316,13 +316,12 @@ fn parse_least(key: SelectorKey, raw: &RawTerm<'_>) -> Result<Term, SelectorErro
 }
 
 fn parse_phase(value: &RawValue) -> Result<Phase, SelectorError> {
-    let named = |phase: &Phase| !value.is_prefix && phase.as_str().eq_ignore_ascii_case(&value.text);
-    Phase::ALL.into_iter().find(named).ok_or_else(|| {
+    Phase::find_by_name(&value.text).filter(|_| !value.is_prefix).ok_or_else(|| {
         let star = if value.is_prefix { "*" } else { "" };
         SelectorError::new(format!(
             "{} is not a phase; the phases are {}",
             quote_excerpt(&format!("{}{star}", value.text)),
-            Phase::ALL.map(Phase::as_str).join(", ")
+            Phase::list_names()
         ))
     })
 }

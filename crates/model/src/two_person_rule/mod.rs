@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::plain_text::fold_name;
+use crate::rpc_name::{ALLOW_SIGNING_KEYS_RPC, CANCEL_RETIRE_RPC, RETIRE_RPC, WAIVE_RPC};
 use crate::time::{Span, Timestamp};
 
 mod approver;
@@ -86,14 +87,6 @@ pub enum SensitiveOrder {
     /// The replacement of the signing keys that a machine has pinned.
     AllowSigningKeys,
 }
-
-/// The call that waives a stage of a retirement.
-pub const WAIVE_RPC: &str = "shepherd.fleet.v1.Machines/WaiveStage";
-/// The call that cancels a retirement.
-pub const CANCEL_RETIRE_RPC: &str = "shepherd.fleet.v1.Machines/CancelRetire";
-
-/// The call that permits a takeover to replace pinned signing keys.
-pub const ALLOW_SIGNING_KEYS_RPC: &str = "shepherd.fleet.v1.Machines/AllowSigningKeys";
 
 impl SensitiveOrder {
     /// The kind of an order for one machine, by its call and by whether a wipe of that machine is pending; `None` if the
@@ -377,7 +370,7 @@ mod tests {
             (CANCEL_RETIRE_RPC, true, Some(SensitiveOrder::CancelWipe)),
             (CANCEL_RETIRE_RPC, false, None),
             (ALLOW_SIGNING_KEYS_RPC, false, Some(SensitiveOrder::AllowSigningKeys)),
-            ("shepherd.fleet.v1.Machines/Retire", true, None),
+            (RETIRE_RPC, true, None),
         ] {
             assert_eq!(SensitiveOrder::from_rpc(rpc, wipe_is_pending), expected, "{rpc} {wipe_is_pending}");
         }

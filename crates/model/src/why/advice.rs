@@ -97,53 +97,24 @@ fn retirement_advice(view: &MachineView, word: &str, now: Timestamp) -> Vec<Advi
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use crate::facts::{AgentStarted, HeartbeatFact, MachineFacts, NeedsHuman, Retirement};
+    use crate::facts::{MachineFacts, NeedsHuman, Retirement};
     use crate::ids::MachineId;
-    use crate::machine_view::MachineView;
     use crate::needs_human::Obstacle;
-    use crate::policy::Policy;
-    use crate::time::Timestamp;
+    use crate::sample_machine::{agent_started, at, heartbeat, machine_view};
     use crate::why::explain_machine;
 
     #[test]
     fn retiring_machine_gets_no_recovery_advice() {
-        let at = |seconds: i64| Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
-        facts.agent_started =
-            Some(AgentStarted { started_at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
-        facts.heartbeat = Some(HeartbeatFact {
-            received_at: at(95),
-            boot_id: "b".into(),
-            incarnation: "i".into(),
-            sequence: 1,
-        });
+        facts.agent_started = Some(agent_started(0));
+        facts.heartbeat = Some(heartbeat(95));
         facts.needs_human = Some(NeedsHuman {
             since: at(1),
             reason: "tried in vain".into(),
             obstacle: Obstacle::LadderExhausted,
             reporting_since: Some(at(90)),
         });
-        let why = |facts: &MachineFacts| {
-            explain_machine(&MachineView {
-                facts: facts.clone(),
-                at: at(100),
-                policy: Arc::new(Policy::default()),
-                policy_version: 1,
-                lanes: Vec::new(),
-                host_keys: None,
-                brakes: Vec::new(),
-                pauses: Vec::new(),
-                open_sessions: 1,
-                unknown_fence: None,
-                cluster: None,
-                roll_out_note: None,
-                placement: None,
-                findings: Vec::new(),
-                recent_steps: Vec::new(),
-            })
-        };
+        let why = |facts: &MachineFacts| explain_machine(&machine_view(facts.clone(), 100));
         let stays = why(&facts);
         assert_eq!(stays.obstacle.as_deref(), Some("ladder-exhausted"));
         assert!(

@@ -101,47 +101,15 @@ pub(super) fn find_power_switch(view: &MachineView) -> Option<PowerSwitch> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::facts::{AgentStarted, HeartbeatFact, MachineFacts, ProviderRecord};
-    use crate::ids::MachineId;
     use crate::machine_view::LaneView;
-    use crate::policy::Policy;
-    use crate::provider_status::ProviderStatus;
     use crate::recent_step::{RecentStep, STEP_DONE, STEP_FAILED, format_order_detail};
+    use crate::sample_machine::{at, machine_view, ready_machine};
     use crate::why::explain_machine;
     use crate::why::render::{ExplanationDetail, render_explanation};
 
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()
-    }
-
     /// A machine at 1000 that has been Ready since `ready` and reported at `reported`.
     fn view(ready: i64, reported: i64, steps: Vec<RecentStep>) -> MachineView {
-        let mut facts = MachineFacts::empty(MachineId::generate(), at(0));
-        facts.listening_since = Some(at(0));
-        facts.provider_record = Some(ProviderRecord {
-            provider: "rack".into(),
-            provider_id: "1".into(),
-            reservation: None,
-            address: Some("192.0.2.1".into()),
-            ssh_port: None,
-            ssh_user: None,
-            location: None,
-            status: ProviderStatus::Running,
-            acquired_at: at(0),
-            polled_at: None,
-            unchanged: false,
-        });
-        facts.agent_started =
-            Some(AgentStarted { started_at: at(0), public_key: vec![1], boot_id: None, fence: 1 });
-        facts.heartbeat = Some(HeartbeatFact {
-            received_at: at(reported),
-            boot_id: "b".into(),
-            incarnation: "i".into(),
-            sequence: 1,
-        });
         let lane = LaneView {
             lane: Lane::Access.as_str().to_owned(),
             process: None,
@@ -160,23 +128,7 @@ mod tests {
             policy_version: 1,
             work: None,
         };
-        MachineView {
-            facts,
-            at: at(1000),
-            policy: Arc::new(Policy::default()),
-            policy_version: 1,
-            lanes: vec![lane],
-            host_keys: None,
-            brakes: Vec::new(),
-            pauses: Vec::new(),
-            open_sessions: 1,
-            unknown_fence: None,
-            cluster: None,
-            roll_out_note: None,
-            placement: None,
-            findings: Vec::new(),
-            recent_steps: steps,
-        }
+        MachineView { lanes: vec![lane], recent_steps: steps, ..machine_view(ready_machine(reported), 1000) }
     }
 
     fn step(kind: &str, detail: &str, begun: i64, outcome: &str) -> RecentStep {

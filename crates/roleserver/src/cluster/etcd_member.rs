@@ -24,6 +24,7 @@ use curator_client::node::ConsensusMember;
 use curator_client::node_id::NodeId;
 use curator_client::pki::ETCD_PEER_NAME;
 use etcd::transport::Endpoint;
+use model::pem_blocks::encode_pem;
 
 use crate::child::spec::{ChildSpec, ResourceLimits};
 use crate::cluster::etcd_program::Flags;
@@ -266,18 +267,6 @@ pub fn read_peer_certificate(files: &ClusterFiles) -> Option<Vec<u8>> {
     let text = std::fs::read_to_string(files.etcd_directory().join(PEER_CERTIFICATE)).ok()?;
     let body: String = text.lines().filter(|line| !line.starts_with("-----")).collect();
     base64::engine::general_purpose::STANDARD.decode(body).ok()
-}
-
-/// Encodes DER as PEM with this label.
-pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
-    use base64::Engine as _;
-    let text = base64::engine::general_purpose::STANDARD.encode(der);
-    let mut pem = format!("-----BEGIN {label}-----\n");
-    for line in text.as_bytes().chunks(64) {
-        pem.push_str(&String::from_utf8_lossy(line));
-        pem.push('\n');
-    }
-    pem + &format!("-----END {label}-----\n")
 }
 
 #[cfg(test)]

@@ -355,6 +355,7 @@ mod tests {
     use curator_client::certificate::Serial;
     use curator_client::pki_revocation_list::PeerRevocations;
     use curator_client::testing::{at, authority, serial};
+    use model::pem_blocks::encode_pem;
     use testkit::damage::Damage;
 
     use super::*;
@@ -424,7 +425,7 @@ mod tests {
         let (_directory, files) = files();
         assert_eq!(find_start(&files).unwrap(), None, "no node");
         files.write_credentials(&credentials()).unwrap();
-        let bundle = etcd_member::encode_pem("CERTIFICATE", &authority(1).anchor().certificate);
+        let bundle = encode_pem("CERTIFICATE", &authority(1).anchor().certificate);
         etcd_member::replace_authorities(&files, &bundle).unwrap();
         let decide = || {
             let present = read_inputs(&files).unwrap();

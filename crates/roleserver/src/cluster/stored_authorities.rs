@@ -14,6 +14,7 @@ use std::time::Duration;
 use curator_client::peer_authorities::find_issuer;
 use curator_client::pki::TrustAnchor;
 use model::cluster::authority_theft::AuthorityStep;
+use model::pem_blocks::encode_pem;
 use tokio::time::Instant;
 
 use crate::cluster::etcd_member;
@@ -150,7 +151,7 @@ pub(super) fn encode_bundle(authorities: &[TrustAnchor]) -> String {
     // The order of the statement changes while the same two are trusted, and etcd would restart for nothing.
     let mut authorities: Vec<&TrustAnchor> = authorities.iter().collect();
     authorities.sort_by_cached_key(|authority| authority.fingerprint());
-    authorities.iter().map(|one| etcd_member::encode_pem("CERTIFICATE", &one.certificate)).collect()
+    authorities.iter().map(|one| encode_pem("CERTIFICATE", &one.certificate)).collect()
 }
 
 /// Brings `ca.crt` up to date before etcd starts. etcd can start with the former one, too.
@@ -217,7 +218,7 @@ pub(super) mod tests {
         update_ca_file(&files).unwrap();
         assert_eq!(etcd_member::read_authority_certificate(&files).unwrap(), None, "no member");
 
-        replace_authorities(&files, &etcd_member::encode_pem("CERTIFICATE", &old)).unwrap();
+        replace_authorities(&files, &encode_pem("CERTIFICATE", &old)).unwrap();
         update_ca_file(&files).unwrap();
         assert_eq!(in_ca_file(&files), slice::from_ref(&old));
         state(&files, 2, &[1, 5]);

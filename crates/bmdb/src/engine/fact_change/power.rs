@@ -5,6 +5,7 @@ use sqlx::PgConnection;
 use crate::connection::DbContext;
 use crate::connection::error::BmdbError;
 use crate::engine::schedule::record_event;
+use model::event_name::POWER_ORDER_GIVEN_UP;
 use model::ids::{IntentId, MachineId};
 use model::power_order::PowerOrderKind;
 
@@ -28,8 +29,6 @@ pub enum PowerChange {
     GivenUp(String),
 }
 
-/// Event of a power order that is given up. A client that waits for the end of an order reads it.
-const GIVEN_UP: &str = "PowerOrderGivenUp";
 const OPERATION: &str = "changing an order about power";
 
 /// Writes one change, and the line of history of an order that is given up. The caller holds the machine's due rows.
@@ -64,7 +63,7 @@ pub(crate) async fn apply_power_change(
     };
     statement.execute(&mut *tx).await.context(OPERATION)?;
     if let PowerChange::GivenUp(reason) = change {
-        record_event(tx, machine, GIVEN_UP, reason).await?;
+        record_event(tx, machine, POWER_ORDER_GIVEN_UP, reason).await?;
     }
     Ok(())
 }

@@ -35,6 +35,7 @@ use crate::engine::session::{AbandonedWork, lock_mutex};
 use crate::engine::work::Work;
 use crate::engine::work::lease::{WorkLease, lock_due_rows_leased};
 use model::backoff::{BackoffFact, BackoffPolicy};
+use model::event_name::{FAILED, FINISHED, POSTPONED};
 use model::facts::Postponement;
 use model::ids::{MachineId, SessionId};
 use model::process::{Lane, Process};
@@ -157,7 +158,7 @@ impl Work {
             None => CommitOutcome::NotCommitted,
             Some(row) => {
                 let ours = row.session_id == Some(lease.session.0)
-                    && matches!(row.event.as_str(), "Finished" | "Failed" | "PutOff");
+                    && matches!(row.event.as_str(), FINISHED | FAILED | POSTPONED);
                 if ours { CommitOutcome::Committed } else { CommitOutcome::LeaseLost }
             }
         })
@@ -223,12 +224,12 @@ async fn complete_work(
             let rows = lock_due_rows_leased(tx, lease, machine).await?;
             let (event, detail, snapshot) = match ending.clone() {
                 Completion::Finished { changes, detail } => {
-                    ("Finished", detail, apply_finished(tx, machine, process, &changes).await?)
+                    (FINISHED, detail, apply_finished(tx, machine, process, &changes).await?)
                 }
                 Completion::Postponed { mut changes, wait } => {
                     let detail = wait.reason.clone();
                     changes.push(FactChange::Postponed(process, wait));
-                    ("PutOff", detail, apply_and_read(tx, machine, &changes).await?)
+                    (POSTPONED, detail, apply_and_read(tx, machine, &changes).await?)
                 }
                 Completion::Failed { mut changes, cause, backoff, jitter: roll } => {
                     let before = read_snapshot(tx, machine).await?;
@@ -241,7 +242,7 @@ async fn complete_work(
                         BackoffFact::after_failure(previous, &backoff, cause.clone(), before.now, roll);
                     changes.push(FactChange::Backoff(process, fact));
                     changes.push(FactChange::PostponementCleared(process));
-                    ("Failed", cause, apply_and_read(tx, machine, &changes).await?)
+                    (FAILED, cause, apply_and_read(tx, machine, &changes).await?)
                 }
             };
             let last = reschedule_after_work(process, bmdb, tx, &rows, snapshot).await?;

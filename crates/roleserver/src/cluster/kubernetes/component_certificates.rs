@@ -13,6 +13,7 @@ use curator_client::certificate::Validity;
 use curator_client::clock::Clock;
 use curator_client::status_text::describe_status;
 use model::kubernetes::bundle_manifest::KubernetesDuty;
+use model::pem_blocks::encode_pem;
 use proto::curator::v1 as wire;
 use proto::curator::v1::kubernetes_client::KubernetesClient;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
@@ -23,7 +24,6 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::atomic_file::{self, Durability};
 use crate::child::lifecycle::ChildContext;
-use crate::cluster::etcd_member::encode_pem;
 use crate::cluster::files::ClusterFiles;
 use crate::cluster::kubernetes::components::service_id;
 use crate::cluster::kubernetes::key_material::{

@@ -16,8 +16,9 @@
 //! * [`desired`][]: declarations rendered with this node's facts (pure). [`render`][]: collects the facts.
 //! * [`service_state`][]: the state of a service. [`plan`][]: the next actions (pure). [`status`][]: the reported
 //!   status (pure).
-//! * [`service_manager`][]: the loop that executes the plan. [`service_stop`][]: stops a service beside the loop.
-//!   [`service_runtime`][]: blocking operations on the host.
+//! * [`service_manager`][]: the loop that executes the plan. [`service_process`][]: the process of a service, with its
+//!   tasks. [`service_stop`][]: stops a service beside the loop.
+//! * [`service_runtime`][]: blocking operations on the host. [`record_files`][]: the files that record a service.
 //! * [`artefact_store`][]: programs by their digest, downloaded from a URL ([`http_fetch`][crate::http_fetch]) or from
 //!   a shepherd ([`server_pool`][crate::server_pool]).
 //! * [`rootfs`][]: a service's own root filesystem. [`archive_entry`][]: what an entry of its archive means. [`oci_config`][]: the configuration of runc for it. [`seccomp`][]: its
@@ -27,7 +28,7 @@
 //! # On the disk
 //!
 //! Below `children/ROLE_SERVICE/`: `service.json`, the run record, written before the service starts; `files.json`, which
-//! files were written for it, for when a loss of power damages the run record ([`service_runtime`][]); `process.json`,
+//! files were written for it, for when a loss of power damages the run record ([`record_files`][]); `process.json`,
 //! which identifies its process and is written by that process before it executes the program; its output. Below
 //! `cluster/services/ROLE_SERVICE/`: its own directory. All of it is removed when the node loses the role, and the run
 //! record last.
@@ -77,10 +78,12 @@ pub mod oci_config;
 pub mod persisted;
 pub mod plan;
 pub mod probe;
+pub mod record_files;
 pub mod render;
 pub mod rootfs;
 pub mod seccomp;
 pub mod service_manager;
+pub mod service_process;
 pub mod service_runtime;
 pub mod service_state;
 pub mod service_stop;

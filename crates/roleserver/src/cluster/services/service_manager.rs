@@ -15,16 +15,16 @@ use supervisor::context::{Runnable, Scope, Starting};
 use supervisor::exit_reason::RunnableError;
 use supervisor::watch_cell::WatchCell;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::child::exit::{ChildExit, wait_for_exit};
 use crate::child::launch::ChildRecord;
 use crate::child::limits::name_limits;
 use crate::cluster::services::artefact_store::ArtefactStates;
-use crate::cluster::services::desired::{DesiredService, RenderedHealthCheck, RetainedRoles, ServiceId};
+use crate::cluster::services::desired::{DesiredService, RetainedRoles, ServiceId};
 use crate::cluster::services::plan::{PlanInput, ServiceAction, plan_services};
-use crate::cluster::services::probe;
+use crate::cluster::services::service_process::{HealthCheckTask, ServiceProcess};
 use crate::cluster::services::service_runtime::{FoundService, ServiceRuntime};
 use crate::cluster::services::service_state::{
     ExitRecord, Health, Moment, ObservedService, RunRecord, ServiceExit, ServicePhase,
@@ -43,23 +43,6 @@ enum ServiceEvent {
     HealthChanged(ServiceId, u64, Health),
     Stopped(ServiceId, Result<(), String>),
     Removed(ServiceId, Result<(), String>),
-}
-
-/// A running process of a service.
-struct ServiceProcess {
-    /// Distinguishes it from earlier and later processes of the same service.
-    number: u64,
-    record: ChildRecord,
-    handle: Arc<OwnedFd>,
-    exit_watch: AbortHandle,
-    health_check: Option<HealthCheckTask>,
-}
-
-/// The task that probes a running process.
-struct HealthCheckTask {
-    check: RenderedHealthCheck,
-    stop: CancellationToken,
-    task: JoinHandle<()>,
 }
 
 /// Inputs of the service manager.
@@ -212,8 +195,7 @@ impl ServiceManager {
         self.shutdown.cancel();
         let processes = std::mem::take(&mut self.processes);
         for looking in processes.into_values().filter_map(|process| process.health_check) {
-            looking.stop.cancel();
-            let _ = looking.task.await;
+            looking.end().await;
         }
         while self.operations.join_next().await.is_some() {}
         self.exit_watches.shutdown().await;
@@ -362,8 +344,7 @@ impl ServiceManager {
             if let Some(process) = process {
                 process.exit_watch.abort();
                 if let Some(looking) = process.health_check {
-                    looking.stop.cancel();
-                    let _ = looking.task.await;
+                    looking.end().await;
                 }
                 running = Some((process.record, process.handle));
             }
@@ -445,10 +426,7 @@ impl ServiceManager {
         let now = self.now();
         let process = self.processes.remove(id);
         if let Some(looking) = process.and_then(|process| process.health_check) {
-            looking.stop.cancel();
-            self.operations.spawn(async move {
-                let _ = looking.task.await;
-            });
+            self.operations.spawn(looking.end());
         }
         let Some(present) = self.observed.get_mut(id) else { return };
         let written = self.runtime.output_tail(id);
@@ -474,27 +452,21 @@ impl ServiceManager {
             let wanted = self.desired.as_ref().and_then(|all| all.get(id));
             let wanted = wanted.filter(|wanted| present.record.satisfies(wanted));
             let check = wanted.and_then(|wanted| wanted.check.as_ref());
-            if process.health_check.as_ref().map(|looking| &looking.check) == check {
+            if process.is_probed_by(check) {
                 continue;
             }
             if let Some(looking) = process.health_check.take() {
-                looking.stop.cancel();
-                self.operations.spawn(async move {
-                    let _ = looking.task.await;
-                });
+                self.operations.spawn(looking.end());
                 if let ServicePhase::Running { health, .. } = &mut present.phase {
                     *health = Health::Unknown;
                 }
             }
             let Some((wanted, check)) = wanted.zip(check) else { continue };
-            let (end, sender) = (CancellationToken::new(), self.sender.clone());
-            let (of, number) = (id.clone(), process.number);
-            let tell =
+            let (sender, of, number) = (self.sender.clone(), id.clone(), process.number);
+            let report =
                 move |health| drop(sender.send(ServiceEvent::HealthChanged(of.clone(), number, health)));
-            let watching =
-                probe::watch_health(self.runtime.clone(), wanted.clone(), check.clone(), end.clone(), tell);
-            process.health_check =
-                Some(HealthCheckTask { check: check.clone(), stop: end, task: tokio::spawn(watching) });
+            let task = HealthCheckTask::start(self.runtime.clone(), wanted.clone(), check.clone(), report);
+            process.health_check = Some(task);
         }
     }
 

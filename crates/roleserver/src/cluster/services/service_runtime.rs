@@ -1,20 +1,8 @@
 //! Blocking operations on services of this host: find, start, probe, stop, remove.
 //!
 //! They decide nothing; the planner does. A service is a child of the role server ([`crate::child`]) with
-//! the name [`ServiceId::child_name`]. Its [`RunRecord`], `service.json`, is beside the record of its process. It
-//! contains what the service was started with, and is written before the start. With it the next role server knows
-//! whether a running service still is the desired one. The service's own directory is below `cluster/services/`.
-//!
-//! # After a loss of power
-//!
-//! The record is durable before a start. Its changes while the service runs do not wait for the disk, and a file system
-//! that does not flush a file before it is renamed can lose the record with such a change. So the one thing that a later
-//! boot needs of it, which files were written for the service, is also in a file of its own, `files.json`. Only a start
-//! replaces that, before the record, and durably.
-//!
-//! Durable changes of the record would be no smaller. The event loop records an exit, and must not wait for the disk. A
-//! queue beside it would need the order of all writes to one record: those of a start, which must be durable before the
-//! program runs, and a removal, after which an old write would bring the record back.
+//! the name [`ServiceId::child_name`]. Its [`RunRecord`] is beside the record of its process
+//! ([`record_files`][super::record_files]). The service's own directory is below `cluster/services/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -26,10 +14,7 @@ use std::time::Duration;
 use model::node_role::NodeRole;
 use model::role_declaration::{ProgramSource, Sha256};
 use rustix::process::Pid;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use crate::atomic_file::{self, Durability};
 use crate::child::confinement::{Confinement, check_requested, own_capabilities};
 use crate::child::launch::{ChildRecord, LaunchError, LaunchOrder, launch_process};
 use crate::child::lifecycle::{
@@ -40,6 +25,7 @@ use crate::child::spec::{ChildSpec, ResourceLimits, User};
 use crate::cluster::services::artefact_store::ArtefactStore;
 use crate::cluster::services::desired::{DesiredService, RenderedService, ServiceId};
 use crate::cluster::services::oci_config::{ContainerOptions, runc_config};
+use crate::cluster::services::record_files::{self, RecordError};
 use crate::cluster::services::rootfs::{self, OciBundle};
 use crate::cluster::services::service_state::RunRecord;
 use crate::cluster::services::users::{Account, find_account};
@@ -47,9 +33,6 @@ use crate::cluster::services::workdir::{
     WorkdirError, WorkdirFile, former_workdir, link_file, prepare_workdir,
 };
 
-const RECORD_FILE: &str = "service.json";
-/// The [`WrittenFiles`] of a service, beside its run record.
-const FILES_FILE: &str = "files.json";
 /// Hard link to its artefact in the directory of a service.
 const PROGRAM_LINK: &str = ".program";
 /// Time to stop for a service whose own stop time is not known.
@@ -121,6 +104,9 @@ pub enum RuntimeError {
     /// The service's files could not be written.
     #[error(transparent)]
     Workdir(#[from] WorkdirError),
+    /// The files of its record could not be written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// The user does not exist on this host.
     #[error("{0}")]
     Account(String),
@@ -137,15 +123,6 @@ pub enum RuntimeError {
         /// Error of the system call.
         source: std::io::Error,
     },
-}
-
-/// What the last start has written for a service, for when its run record is lost.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct WrittenFiles {
-    /// Role and name of the service, which the name of a child may not have in full.
-    id: ServiceId,
-    /// Paths of the files.
-    files: BTreeSet<String>,
 }
 
 /// A service that was found on this host.
@@ -172,7 +149,7 @@ impl ServiceRuntime {
             if !self.owner.owns(&name) {
                 continue;
             }
-            let Some(note) = self.read_record(&name) else {
+            let Some(note) = record_files::read_record(directory, &name) else {
                 // The service is unknown, so its process is stopped; if it is desired, it is started again.
                 tracing::warn!(name, "a service without a run record is stopped");
                 stop_child(&name, &self.children, DEFAULT_STOP_TIMEOUT)?;
@@ -184,53 +161,9 @@ impl ServiceRuntime {
         Ok(all)
     }
 
-    /// Reads the run record of a child. If it is damaged, the result is an empty record of the service, with the files that
-    /// its last start has written; `None` if nothing names the service.
-    fn read_record(&self, name: &str) -> Option<RunRecord> {
-        let directory = self.children.directory.join(name);
-        let path = directory.join(RECORD_FILE);
-        read_json::<RunRecord>(&path).filter(|note| note.id.child_name() == name).or_else(|| {
-            tracing::warn!(path = %path.display(), "the run record of a service is lost");
-            let written = read_json::<WrittenFiles>(&directory.join(FILES_FILE));
-            match written.filter(|written| written.id.child_name() == name) {
-                Some(WrittenFiles { id, files }) => Some(RunRecord { files, ..RunRecord::missing(id) }),
-                None => ServiceId::from_child_name(name).map(RunRecord::missing),
-            }
-        })
-    }
-
-    /// Writes the run record of a service that is about to be started, and which files were written for it. Both are durable
-    /// when this returns.
-    fn record_start(&self, note: &RunRecord) -> Result<(), RuntimeError> {
-        let written = WrittenFiles { id: note.id.clone(), files: note.files.clone() };
-        let path = self.children.directory.join(note.id.child_name()).join(FILES_FILE);
-        // Most starts are those of an unchanged declaration.
-        if read_json::<WrittenFiles>(&path).as_ref() != Some(&written) {
-            self.write_state_file(&note.id, FILES_FILE, &written, Durability::Durable)?;
-        }
-        self.write_state_file(&note.id, RECORD_FILE, note, Durability::Durable)
-    }
-
     /// Writes a change of the run record that only matters in this boot. It does not wait for the disk.
     pub fn write_record(&self, note: &RunRecord) -> Result<(), RuntimeError> {
-        self.write_state_file(&note.id, RECORD_FILE, note, Durability::UntilPowerLoss)
-    }
-
-    fn write_state_file(
-        &self,
-        id: &ServiceId,
-        file: &str,
-        value: &impl Serialize,
-        durability: Durability,
-    ) -> Result<(), RuntimeError> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        let directory = self.children.directory.join(id.child_name());
-        let path = directory.join(file);
-        let write = || {
-            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-            atomic_file::replace_hint(&path, &serde_json::to_vec(value)?, durability)
-        };
-        write().map_err(|source| RuntimeError::Io { operation: "writing", path: path.clone(), source })
+        Ok(record_files::write_record(&self.children.directory, note)?)
     }
 
     /// Applies the limits of its control group and the changed record to a running service, in this order: a record must
@@ -278,7 +211,7 @@ impl ServiceRuntime {
             }
             ProgramSource::RootFilesystem { archive, program } => {
                 let spec = self.prepare_rootfs(wanted, (*archive, program), &files)?;
-                self.record_start(note)?;
+                record_files::record_start(&self.children.directory, note)?;
                 return Ok(adopt_or_start(&spec, &self.children)?);
             }
         };
@@ -288,7 +221,7 @@ impl ServiceRuntime {
         if let ProgramSource::Artefact { digest, .. } = &rendered.run {
             link_file(&spec.directory, PROGRAM_LINK, &self.store.path(*digest))?;
         }
-        self.record_start(note)?;
+        record_files::record_start(&self.children.directory, note)?;
         Ok(adopt_or_start(&spec, &self.children)?)
     }
 
@@ -490,11 +423,6 @@ impl ServiceRuntime {
     }
 }
 
-/// The value in a file; `None` if there is none that can be read.
-fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
-}
-
 fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
     match std::fs::remove_dir_all(path) {
         Err(source) if source.kind() != ErrorKind::NotFound => {
@@ -506,7 +434,6 @@ fn remove_tree(path: &Path) -> Result<(), RuntimeError> {
 
 #[cfg(test)]
 mod tests {
-    use testkit::damage::{Damage, restore};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -529,38 +456,6 @@ mod tests {
         }
     }
 
-    /// A file system may lose the record with a change that does not wait for the disk.
-    #[test]
-    fn lost_record_has_the_files_of_the_last_start() {
-        for service in ["server", &"s".repeat(100)] {
-            let root = tempfile::tempdir().unwrap();
-            let runtime = runtime_in(root.path(), CgroupMounts::none());
-            let id = ServiceId { role: "web".to_owned(), service: service.to_owned() };
-            let path = runtime.children.directory.join(id.child_name()).join(RECORD_FILE);
-            for files in [["a", "b/c"], ["a", "d"]] {
-                let files: BTreeSet<String> = files.map(str::to_owned).into();
-                let started = RunRecord {
-                    digest: "5a".to_owned(),
-                    revision: 3,
-                    files: files.clone(),
-                    ..RunRecord::missing(id.clone())
-                };
-                runtime.record_start(&started).unwrap();
-                let changed = RunRecord { revision: 4, ..started };
-                runtime.write_record(&changed).unwrap();
-                let found = || runtime.find_services().unwrap().into_iter().map(|found| found.record);
-                assert_eq!(found().collect::<Vec<_>>(), std::slice::from_ref(&changed));
-                for damage in [Damage::Empty, Damage::Truncated, Damage::NotUtf8, Damage::Directory] {
-                    let whole = damage.inflict(&path).unwrap();
-                    let expected = RunRecord { files: files.clone(), ..RunRecord::missing(id.clone()) };
-                    let found: Vec<RunRecord> = found().collect();
-                    assert_eq!(found, [expected], "{damage:?}: files of a former declaration would stay");
-                    restore(&path, &whole).unwrap();
-                }
-            }
-        }
-    }
-
     /// The hierarchy is made of plain files, and its groups have no controller for processors.
     #[test]
     fn record_names_no_limit_that_cannot_be_applied() {
@@ -578,10 +473,11 @@ mod tests {
         let note = |revision, limits| RunRecord { revision, limits, ..RunRecord::missing(id.clone()) };
         let memory = ResourceLimits { memory_bytes: Some(1 << 20), ..ResourceLimits::default() };
         runtime.apply_record(&note(1, memory), &memory).unwrap();
-        assert_eq!(runtime.read_record(&name), Some(note(1, memory)));
+        let read = || record_files::read_record(&runtime.children.directory, &name);
+        assert_eq!(read(), Some(note(1, memory)));
         let processors = ResourceLimits { cpu_millis: Some(500), ..memory };
         let error = runtime.apply_record(&note(2, processors), &processors).unwrap_err().to_string();
         assert!(error.contains("no controller for the limit of processors"), "{error}");
-        assert_eq!(runtime.read_record(&name), Some(note(1, memory)), "it is still the former one");
+        assert_eq!(read(), Some(note(1, memory)), "it is still the former one");
     }
 }

@@ -66,7 +66,7 @@ pub struct ExitRecord {
 }
 
 /// The run record, `service.json`: what a service was started with. A loss of power can damage it, so a later boot must
-/// need nothing of it that is in no other file ([`service_runtime`][super::service_runtime]).
+/// need nothing of it that is in no other file ([`record_files`][super::record_files]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
     /// Role and name of the service.

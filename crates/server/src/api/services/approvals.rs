@@ -9,7 +9,8 @@ use crate::api::context::ApiContext;
 use crate::api::convert::encode_timestamp;
 use crate::api::incoming_order::IncomingOrder;
 use crate::api::pagination;
-use bmdb::orders::approval::{ApprovalRecord, RPC, list_approvals};
+use bmdb::orders::approval::{ApprovalRecord, list_approvals};
+use model::rpc_name::APPROVE_RPC;
 use model::two_person_rule::Principal;
 use proto::fleet::v1;
 use proto::fleet::v1::approvals_server::Approvals;
@@ -63,7 +64,7 @@ impl Approvals for ApprovalsService {
             invalid_argument("approval_id", format!("{:?} is no approval's UUID", body.approval_id))
         })?;
         let by = Principal { name: caller.name().to_owned(), credential: caller.credential_id() };
-        IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: APPROVE_RPC, request: &request, order: body.order.as_ref() }
             .execute(format!("approval {approval}"), |order| {
                 self.context.bmdb.approve_order(order, approval, by)
             })

@@ -11,16 +11,13 @@ use bmdb::fleet::artefact::upload::{SignedUpload, UploadState};
 use bmdb::fleet::artefact::{list_artefacts, order_target};
 use model::artefact::{ArtefactView, check_name, check_size, parse_digest};
 use model::role_declaration::Sha256;
+use model::rpc_name::{ADD_ARTEFACT_RPC, DELETE_ARTEFACT_RPC};
 use model::signed_artefact::decide_upload;
 use model::signed_artefact::signature::ArtefactSignature;
 use proto::fleet::v1;
 use proto::fleet::v1::artefacts_server::Artefacts;
 
-const ADD: &str = "shepherd.fleet.v1.Artefacts/Add";
-const DELETE: &str = "shepherd.fleet.v1.Artefacts/Delete";
-/// The call that uploads a piece; its requests are larger than others.
-pub const PUT: &str = "shepherd.fleet.v1.Artefacts/PutPiece";
-/// Largest request of that call: a piece of 256 KiB is a third larger in JSON.
+/// Largest request of the call that uploads a piece: one of 256 KiB is a third larger in JSON.
 pub const PUT_LIMIT: usize = 384 << 10;
 /// Longest name of an artefact in a request, in characters.
 const MAX_NAME_CHARS: usize = 100;
@@ -96,7 +93,7 @@ impl Artefacts for ArtefactsService {
         let sha256 = parse_digest_field(&body.sha256)?;
         check_name(&body.name).map_err(|reason| invalid_argument("name", reason))?;
         let signed = self.accept_signature(&body.signature)?;
-        IncomingOrder { rpc: ADD, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ADD_ARTEFACT_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.add_signed_artefact(order, sha256, body.name.clone(), signed)
             })
@@ -109,7 +106,7 @@ impl Artefacts for ArtefactsService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let artefact = single_line("artefact", &body.artefact, MAX_NAME_CHARS)?.to_owned();
-        IncomingOrder { rpc: DELETE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: DELETE_ARTEFACT_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&artefact), |order| self.context.bmdb.delete_artefact(order, artefact))
             .await
     }

@@ -9,10 +9,9 @@ use crate::api::incoming_order::IncomingOrder;
 use bmdb::orders::budget::read_budgets_and_brakes;
 use model::budget::{BrakeState, BudgetChange, BudgetKind, BudgetStatus};
 use model::process::UnknownName;
+use model::rpc_name::SET_BUDGET_RPC;
 use proto::fleet::v1;
 use proto::fleet::v1::budgets_server::Budgets;
-
-const SET: &str = "shepherd.fleet.v1.Budgets/Set";
 
 /// The gRPC service `Budgets`.
 pub struct BudgetsService {
@@ -58,7 +57,7 @@ impl Budgets for BudgetsService {
             })?),
         };
         let change = BudgetChange { max_count: body.max_count, window };
-        IncomingOrder { rpc: SET, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: SET_BUDGET_RPC, request: &request, order: body.order.as_ref() }
             .execute(kind.audit_target(), |order| self.context.bmdb.set_budget(order, kind, change))
             .await
     }

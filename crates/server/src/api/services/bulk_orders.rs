@@ -17,12 +17,13 @@ use crate::api::services::order_fields::{
     parse_priority_level,
 };
 use bmdb::machine::lookup::LookupResult;
-use bmdb::orders::bulk_orders::{BulkOrderResult, MachineOutcome, MachineSelection, NamedMachines, RPC};
+use bmdb::orders::bulk_orders::{BulkOrderResult, MachineOutcome, MachineSelection, NamedMachines};
 use bmdb::orders::machine_order::MachineOrder;
 use model::access::AccessRole;
 use model::order_limits::MAX_EXAMINED_MACHINES;
 use model::order_rules::{Confirmation, ConfirmationKind};
 use model::power_order::PowerOrderKind;
+use model::rpc_name::SUBMIT_BULK_ORDER_RPC;
 use proto::fleet::v1;
 use proto::fleet::v1::bulk_orders_server::BulkOrders;
 use proto::fleet::v1::hold_operation;
@@ -65,8 +66,9 @@ impl BulkOrders for BulkOrdersService {
             is_admin: caller.role() >= AccessRole::Admin,
             max_examined: MAX_EXAMINED_MACHINES,
         };
-        let order = IncomingOrder { rpc: RPC, request: &request, order: body.order.as_ref() }
-            .parse_unversioned(target.to_owned())?;
+        let order =
+            IncomingOrder { rpc: SUBMIT_BULK_ORDER_RPC, request: &request, order: body.order.as_ref() }
+                .parse_unversioned(target.to_owned())?;
         let dry_run = order.dry_run;
         let who = caller.name().to_owned();
         let given = self

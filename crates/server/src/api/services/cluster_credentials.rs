@@ -12,12 +12,10 @@ use bmdb::cluster::lock::order_target;
 use bmdb::orders::order::Expiry;
 use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::credential::{ClusterCredential, check_lifetime};
+use model::rpc_name::{ISSUE_CERTIFICATE_RPC, REVOKE_CERTIFICATE_RPC};
 use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_credentials_server::ClusterCredentials;
-
-const ISSUE: &str = "shepherd.fleet.v1.ClusterCredentials/Issue";
-const REVOKE: &str = "shepherd.fleet.v1.ClusterCredentials/Revoke";
 
 /// The gRPC service `ClusterCredentials`.
 pub struct ClusterCredentialsService {
@@ -71,7 +69,7 @@ impl ClusterCredentials for ClusterCredentialsService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let new = parse_credential_request(body)?;
-        IncomingOrder { rpc: ISSUE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ISSUE_CERTIFICATE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.request_cluster_credential(order, body.name.clone(), new)
             })
@@ -83,7 +81,7 @@ impl ClusterCredentials for ClusterCredentialsService {
         request: Request<v1::RevokeClusterCredentialRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: REVOKE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: REVOKE_CERTIFICATE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.revoke_cluster_credential(
                     order,

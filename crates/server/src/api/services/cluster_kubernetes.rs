@@ -18,20 +18,15 @@ use model::cluster::certificate_request::{DEFAULT_LIFETIME, check_holder};
 use model::cluster::kubernetes::KeyPurpose;
 use model::cluster::kubernetes_user::{KubernetesAccess, KubernetesUser, check_lifetime, check_public_key};
 use model::cluster::upgrade::DEFAULT_NODE_DEADLINE_SECONDS;
-use model::order_rules::REMOVE_KUBERNETES_RPC;
 use model::process::UnknownName;
+use model::rpc_name::{
+    ABORT_UPGRADE_RPC, ISSUE_KUBERNETES_USER_RPC, PAUSE_UPGRADE_RPC, REMOVE_KUBERNETES_RPC,
+    RESUME_UPGRADE_RPC, ROLL_BACK_KUBERNETES_RPC, ROTATE_KUBERNETES_RPC, SET_KUBERNETES_RPC,
+    UPGRADE_KUBERNETES_RPC,
+};
 use model::time::Timestamp;
 use proto::fleet::v1;
 use proto::fleet::v1::cluster_kubernetes_server::ClusterKubernetes;
-
-const SET: &str = "shepherd.fleet.v1.ClusterKubernetes/Set";
-const ROTATE: &str = "shepherd.fleet.v1.ClusterKubernetes/Rotate";
-const ISSUE_USER: &str = "shepherd.fleet.v1.ClusterKubernetes/IssueUser";
-const UPGRADE: &str = "shepherd.fleet.v1.ClusterKubernetes/Upgrade";
-const ROLL_BACK: &str = "shepherd.fleet.v1.ClusterKubernetes/RollBack";
-const PAUSE: &str = "shepherd.fleet.v1.ClusterKubernetes/PauseUpgrade";
-const RESUME: &str = "shepherd.fleet.v1.ClusterKubernetes/ResumeUpgrade";
-const ABORT: &str = "shepherd.fleet.v1.ClusterKubernetes/AbortUpgrade";
 
 /// The gRPC service `ClusterKubernetes`.
 pub struct ClusterKubernetesService {
@@ -82,7 +77,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let wish = parse_patch(&body.patch.clone().unwrap_or_default(), &self.context.signing.trust())?;
-        IncomingOrder { rpc: SET, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: SET_KUBERNETES_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.set_kubernetes(order, body.name.clone(), wish)
             })
@@ -110,7 +105,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
         let body = request.get_ref();
         let keys: KeyPurpose =
             body.keys.parse().map_err(|error: UnknownName| invalid_argument("keys", error.to_string()))?;
-        IncomingOrder { rpc: ROTATE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ROTATE_KUBERNETES_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_kubernetes_keys(order, body.name.clone(), keys)
             })
@@ -138,7 +133,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let new = parse_user_request(body)?;
-        IncomingOrder { rpc: ISSUE_USER, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ISSUE_KUBERNETES_USER_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.request_kubernetes_user(order, body.name.clone(), new)
             })
@@ -161,7 +156,7 @@ impl ClusterKubernetes for ClusterKubernetesService {
             },
             trust: self.context.signing.trust(),
         };
-        IncomingOrder { rpc: UPGRADE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: UPGRADE_KUBERNETES_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.upgrade_cluster(order, body.name.clone(), new)
             })
@@ -172,28 +167,28 @@ impl ClusterKubernetes for ClusterKubernetesService {
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_upgrade(request, (ROLL_BACK, UpgradeChange::RollBack)).await
+        self.change_upgrade(request, (ROLL_BACK_KUBERNETES_RPC, UpgradeChange::RollBack)).await
     }
 
     async fn pause_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_upgrade(request, (PAUSE, UpgradeChange::Pause)).await
+        self.change_upgrade(request, (PAUSE_UPGRADE_RPC, UpgradeChange::Pause)).await
     }
 
     async fn resume_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_upgrade(request, (RESUME, UpgradeChange::Resume)).await
+        self.change_upgrade(request, (RESUME_UPGRADE_RPC, UpgradeChange::Resume)).await
     }
 
     async fn abort_upgrade(
         &self,
         request: Request<v1::ChangeClusterUpgradeRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_upgrade(request, (ABORT, UpgradeChange::Abort)).await
+        self.change_upgrade(request, (ABORT_UPGRADE_RPC, UpgradeChange::Abort)).await
     }
 }
 

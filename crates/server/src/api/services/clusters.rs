@@ -20,25 +20,18 @@ use model::cluster::declaration::encode_signed_content;
 use model::cluster::forecast::{ASSUMPTIONS, Forecast};
 use model::cluster::snapshot::SnapshotView;
 use model::cluster::spec::{ClusterSpec, ClusterSpecChange, JoinApproval, parse_cluster_selector};
-use model::order_rules::{DELETE_CLUSTER_RPC, RESTORE_CLUSTER_RPC};
 use model::process::UnknownName;
 use model::role_declaration::RoleDeclaration;
+use model::rpc_name::{
+    APPROVE_MACHINE_RPC, CHANGE_CLUSTER_RPC, CREATE_CLUSTER_RPC, DECLARE_ROLE_RPC, DELETE_CLUSTER_RPC,
+    RENEW_PEERS_RPC, RESTORE_CLUSTER_RPC, ROTATE_AUTHORITY_RPC, ROTATE_KEY_RPC, ROTATE_SECRETS_KEY_RPC,
+    SNAPSHOT_CLUSTER_RPC, UNDECLARE_ROLE_RPC,
+};
 use model::signed_artefact::declaration_proof::verify_declaration;
 use model::signed_artefact::signature::ArtefactSignature;
 use model::signed_artefact::signing_trust::SigningTrust;
 use proto::fleet::v1;
 use proto::fleet::v1::clusters_server::Clusters;
-
-const CREATE: &str = "shepherd.fleet.v1.Clusters/Create";
-const CHANGE: &str = "shepherd.fleet.v1.Clusters/Change";
-const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
-const UNDECLARE: &str = "shepherd.fleet.v1.Clusters/UndeclareRole";
-const SNAPSHOT: &str = "shepherd.fleet.v1.Clusters/Snapshot";
-const ROTATE_KEY: &str = "shepherd.fleet.v1.Clusters/RotateKey";
-const ROTATE_SECRETS_KEY: &str = "shepherd.fleet.v1.Clusters/RotateSecretsKey";
-const ROTATE_AUTHORITY: &str = "shepherd.fleet.v1.Clusters/RotateAuthority";
-const RENEW_PEERS: &str = "shepherd.fleet.v1.Clusters/RenewPeers";
-const APPROVE: &str = "shepherd.fleet.v1.Clusters/ApproveMachine";
 
 /// The gRPC service `Clusters`.
 pub struct ClustersService {
@@ -132,7 +125,7 @@ impl Clusters for ClustersService {
             roles: body.roles.iter().cloned().collect(),
             approval,
         };
-        let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
+        let order = IncomingOrder { rpc: CREATE_CLUSTER_RPC, request: &request, order: body.order.as_ref() }
             .parse_unversioned(order_target(&body.name))?;
         let dry_run = order.dry_run;
         let trust = self.context.signing.trust();
@@ -153,7 +146,7 @@ impl Clusters for ClustersService {
             remove_roles: body.remove_roles.iter().cloned().collect(),
             keep_authority: body.keep_authority,
         };
-        IncomingOrder { rpc: CHANGE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: CHANGE_CLUSTER_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.change_cluster(order, body.name.clone(), change)
             })
@@ -170,7 +163,7 @@ impl Clusters for ClustersService {
         let trust = self.context.signing.trust();
         let signature = parse_signature(&body.signature, &declaration, &trust)?;
         let new = NewDeclaration { declaration, signature, trust };
-        IncomingOrder { rpc: DECLARE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: DECLARE_ROLE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.declare_cluster_role(order, body.name.clone(), new)
             })
@@ -182,7 +175,7 @@ impl Clusters for ClustersService {
         request: Request<v1::UndeclareRoleRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: UNDECLARE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: UNDECLARE_ROLE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.undeclare_cluster_role(order, body.name.clone(), body.role.clone())
             })
@@ -194,7 +187,7 @@ impl Clusters for ClustersService {
         request: Request<v1::SnapshotClusterRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: SNAPSHOT, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: SNAPSHOT_CLUSTER_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.request_cluster_snapshot(order, body.name.clone())
             })
@@ -206,7 +199,7 @@ impl Clusters for ClustersService {
         request: Request<v1::RenewClusterPeersRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: RENEW_PEERS, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: RENEW_PEERS_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.renew_cluster_peers(order, body.name.clone())
             })
@@ -239,7 +232,7 @@ impl Clusters for ClustersService {
         request: Request<v1::RotateClusterKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: ROTATE_KEY, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ROTATE_KEY_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_cluster_key(order, body.name.clone())
             })
@@ -251,7 +244,7 @@ impl Clusters for ClustersService {
         request: Request<v1::RotateSecretsKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: ROTATE_SECRETS_KEY, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ROTATE_SECRETS_KEY_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_secrets_key(order, body.name.clone())
             })
@@ -269,7 +262,7 @@ impl Clusters for ClustersService {
         };
         check_rotation_confirmation(kind, &body.name, &body.confirmation)
             .map_err(|problem| invalid_argument("confirmation", problem))?;
-        IncomingOrder { rpc: ROTATE_AUTHORITY, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: ROTATE_AUTHORITY_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.rotate_cluster_authority(order, body.name.clone(), kind)
             })
@@ -293,7 +286,7 @@ impl Clusters for ClustersService {
         request: Request<v1::ApproveMachineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        IncomingOrder { rpc: APPROVE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: APPROVE_MACHINE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&body.name), |order| {
                 self.context.bmdb.approve_cluster_member(order, body.name.clone(), body.machine.clone())
             })

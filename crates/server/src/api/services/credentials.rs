@@ -20,12 +20,11 @@ use bmdb::orders::credential::{
 };
 use bmdb::orders::order::Expiry;
 use model::access::AccessScope;
+use model::rpc_name::{CREATE_CREDENTIAL_RPC, REVOKE_CREDENTIAL_RPC};
 use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::credentials_server::Credentials;
 
-const CREATE: &str = "shepherd.fleet.v1.Credentials/Create";
-const REVOKE: &str = "shepherd.fleet.v1.Credentials/Revoke";
 /// Most providers of a credential, and the longest name of one in characters.
 const MAX_PROVIDERS: usize = 100;
 const MAX_PROVIDER_CHARS: usize = 100;
@@ -89,8 +88,9 @@ impl Credentials for CredentialsService {
     ) -> Result<Response<v1::CreateCredentialResponse>, Status> {
         let body = request.get_ref();
         let new = parse_credential_request(body)?;
-        let order = IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
-            .parse_unversioned(order_target(&new))?;
+        let order =
+            IncomingOrder { rpc: CREATE_CREDENTIAL_RPC, request: &request, order: body.order.as_ref() }
+                .parse_unversioned(order_target(&new))?;
         let dry_run = order.dry_run;
         let made = self.context.bmdb.create_credential(order, new).await.map_err(bmdb_status)?;
         Ok(Response::new(v1::CreateCredentialResponse {
@@ -108,7 +108,7 @@ impl Credentials for CredentialsService {
         let id = Uuid::try_parse(&body.credential_id).map_err(|_| {
             invalid_argument("credential_id", format!("{:?} is no UUID of a credential", body.credential_id))
         })?;
-        IncomingOrder { rpc: REVOKE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: REVOKE_CREDENTIAL_RPC, request: &request, order: body.order.as_ref() }
             .execute(format!("credential {id}"), |order| self.context.bmdb.revoke_credential(order, id))
             .await
     }

@@ -11,11 +11,10 @@ use crate::api::incoming_order::{IncomingOrder, encode_order_response};
 use bmdb::machine::log_request::{LogReadResult, request_id_of};
 use bmdb::machine::lookup::machine_id;
 use model::log_request::{DEFAULT_LINES, LogQuery, LogRequestState};
+use model::rpc_name::REQUEST_LOG_RPC;
 use model::time::Span;
 use proto::fleet::v1;
 use proto::fleet::v1::logs_server::Logs;
-
-const REQUEST: &str = "shepherd.fleet.v1.Logs/Request";
 
 /// The gRPC service `Logs`.
 pub struct LogsService {
@@ -47,7 +46,7 @@ impl Logs for LogsService {
         let body = request.get_ref();
         let wanted = parse_log_query(body)?;
         let name = self.context.find_machine(&caller, &body.machine).await?;
-        let order = IncomingOrder { rpc: REQUEST, request: &request, order: body.order.as_ref() }
+        let order = IncomingOrder { rpc: REQUEST_LOG_RPC, request: &request, order: body.order.as_ref() }
             .parse(name.short_name())?;
         if order.expected_version.is_some() {
             return Err(invalid_argument(

@@ -11,11 +11,10 @@ use crate::api::services::order_fields::{parse_expiry_after, parse_expiry_at};
 use crate::api::validate::single_line;
 use bmdb::orders::loop_pause::{NewPause, list_loops};
 use model::pause::{LoopKind, describe_target};
+use model::rpc_name::{PAUSE_LOOP_RPC, RESUME_LOOP_RPC};
 use proto::fleet::v1;
 use proto::fleet::v1::loops_server::Loops;
 
-const PAUSE: &str = "shepherd.fleet.v1.Loops/Pause";
-const RESUME: &str = "shepherd.fleet.v1.Loops/Resume";
 const MAX_PROVIDER_CHARS: usize = 100;
 
 /// The gRPC service `Loops`.
@@ -61,7 +60,7 @@ impl Loops for LoopsService {
         };
         let target = describe_target(of, provider.as_deref());
         let new = NewPause { paused_loop: of, provider, until, actor: caller.name().to_owned() };
-        IncomingOrder { rpc: PAUSE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: PAUSE_LOOP_RPC, request: &request, order: body.order.as_ref() }
             .execute(target, |order| self.context.bmdb.pause_loop(order, new))
             .await
     }
@@ -72,7 +71,7 @@ impl Loops for LoopsService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let (of, provider) = (parse_loop(&body.name)?, parse_provider(&body.provider)?);
-        IncomingOrder { rpc: RESUME, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: RESUME_LOOP_RPC, request: &request, order: body.order.as_ref() }
             .execute(describe_target(of, provider.as_deref()), |order| {
                 self.context.bmdb.resume_loop(order, of, provider)
             })

@@ -43,7 +43,7 @@ use tonic::codegen::{Body as HttpBody, BoxFuture, Service, StdError, http};
 use crate::api::context::ApiContext;
 use crate::api::fleet_stream::FleetQueries;
 use crate::api::services::approvals::ApprovalsService;
-use crate::api::services::artefacts::{ArtefactsService, PUT, PUT_LIMIT};
+use crate::api::services::artefacts::{ArtefactsService, PUT_LIMIT};
 use crate::api::services::audits::AuditService;
 use crate::api::services::budgets::BudgetsService;
 use crate::api::services::bulk_orders::BulkOrdersService;
@@ -58,6 +58,7 @@ use crate::api::services::machines::MachinesService;
 use crate::api::services::plan_service::PlanService;
 use crate::api::services::updates::UpdatesService;
 use model::cluster::declaration::MAX_DECLARATION_BYTES;
+use model::rpc_name::{DECLARE_ROLE_RPC, PUT_ARTEFACT_PIECE_RPC};
 use proto::fleet::v1::about_server::{self, AboutServer};
 use proto::fleet::v1::approvals_server::{self, ApprovalsServer};
 use proto::fleet::v1::artefacts_server::{self, ArtefactsServer};
@@ -87,15 +88,13 @@ use proto::fleet::v1::work_server::{self, WorkServer};
 const REQUEST_LIMIT: usize = 64 << 10;
 /// Largest request that declares a role: the declaration, which may be twice as long in JSON, and the order.
 const DECLARE_LIMIT: usize = 2 * MAX_DECLARATION_BYTES + REQUEST_LIMIT;
-/// The call that declares a role.
-const DECLARE: &str = "shepherd.fleet.v1.Clusters/DeclareRole";
 
 /// Largest request of a call, in bytes, in JSON or encoded.
 #[must_use]
 pub fn request_limit(rpc: &str) -> usize {
     match rpc {
-        PUT => PUT_LIMIT,
-        DECLARE => DECLARE_LIMIT,
+        PUT_ARTEFACT_PIECE_RPC => PUT_LIMIT,
+        DECLARE_ROLE_RPC => DECLARE_LIMIT,
         _ => REQUEST_LIMIT,
     }
 }

@@ -65,7 +65,7 @@ mod tests {
     use tonic::Response;
 
     use super::*;
-    use model::order_rules::{DELETE_CLUSTER_RPC, POWER_RPC};
+    use model::rpc_name::{CREATE_CLUSTER_RPC, DELETE_CLUSTER_RPC, POWER_RPC};
 
     #[test]
     fn only_a_dry_run_that_would_change_something_is_confirmed() {
@@ -79,7 +79,7 @@ mod tests {
             (DELETE_CLUSTER_RPC, true, false, None),
             (DELETE_CLUSTER_RPC, false, true, None),
             (POWER_RPC, true, true, None),
-            ("shepherd.fleet.v1.Clusters/Create", true, true, None),
+            (CREATE_CLUSTER_RPC, true, true, None),
         ] {
             assert_eq!(confirmed(rpc, dry_run, changed).as_deref(), expected, "{rpc} {dry_run} {changed}");
         }

@@ -9,14 +9,11 @@ use crate::api::incoming_order::IncomingOrder;
 use crate::api::validate::single_line;
 use bmdb::fleet::roll_out::{NewRollOut, RollOutChange, list_roll_outs, order_target};
 use model::roll_out_view::{RollOutMachineView, RollOutView};
+use model::rpc_name::{ABORT_UPDATE_RPC, CREATE_UPDATE_RPC, PAUSE_UPDATE_RPC, RESUME_UPDATE_RPC};
 use model::selector::error::SelectorError;
 use proto::fleet::v1;
 use proto::fleet::v1::updates_server::Updates;
 
-const CREATE: &str = "shepherd.fleet.v1.Updates/Create";
-const PAUSE: &str = "shepherd.fleet.v1.Updates/Pause";
-const RESUME: &str = "shepherd.fleet.v1.Updates/Resume";
-const ABORT: &str = "shepherd.fleet.v1.Updates/Abort";
 /// Longest name of a release in a request, in characters.
 const MAX_NAME_CHARS: usize = 100;
 /// Default time limit for one machine, in seconds.
@@ -73,7 +70,7 @@ impl Updates for UpdatesService {
                 body.deadline_seconds
             },
         };
-        IncomingOrder { rpc: CREATE, request: &request, order: body.order.as_ref() }
+        IncomingOrder { rpc: CREATE_UPDATE_RPC, request: &request, order: body.order.as_ref() }
             .execute(order_target(&new.release), |order| self.context.bmdb.create_roll_out(order, new))
             .await
     }
@@ -82,21 +79,21 @@ impl Updates for UpdatesService {
         &self,
         request: Request<v1::ChangeUpdateRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_update(request, (PAUSE, RollOutChange::Pause)).await
+        self.change_update(request, (PAUSE_UPDATE_RPC, RollOutChange::Pause)).await
     }
 
     async fn resume(
         &self,
         request: Request<v1::ChangeUpdateRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_update(request, (RESUME, RollOutChange::Resume)).await
+        self.change_update(request, (RESUME_UPDATE_RPC, RollOutChange::Resume)).await
     }
 
     async fn abort(
         &self,
         request: Request<v1::ChangeUpdateRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
-        self.change_update(request, (ABORT, RollOutChange::Abort)).await
+        self.change_update(request, (ABORT_UPDATE_RPC, RollOutChange::Abort)).await
     }
 }
 

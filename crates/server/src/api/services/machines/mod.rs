@@ -34,6 +34,9 @@ use bmdb::orders::machine_decision;
 use bmdb::orders::machine_order::MachineOrder;
 use model::machine_view::{MachineName, MachineView};
 use model::phase::phase_of;
+use model::rpc_name::{
+    ALLOW_HOST_KEY_RPC, HOLD_RPC, LABEL_RPC, PRIORITIZE_RPC, QUARANTINE_RPC, RELEASE_RPC, RETRY_RPC,
+};
 use model::waits::{backoff_waits, postponement_waits};
 use model::why::explain_machine;
 use proto::fleet::v1;
@@ -182,7 +185,7 @@ impl Machines for MachinesService {
             Some(v1::hold_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::hold_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
-        let order = IncomingOrder { rpc: HOLD, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: HOLD_RPC, request: &request, order: body.order.as_ref() };
         let name = self.context.find_machine(&caller_of(&request)?, &body.machine).await?;
         try_execute_order(&self.context, &name, order, move |snapshot, by| {
             machine_decision::hold_machine(snapshot, scope, &by.reason, &by.who, until)
@@ -196,7 +199,7 @@ impl Machines for MachinesService {
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
         let quarantine = body.quarantine;
-        let order = IncomingOrder { rpc: RELEASE, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: RELEASE_RPC, request: &request, order: body.order.as_ref() };
         execute_order(&self.context, &body.machine, order, move |snapshot, by| {
             machine_decision::release_machine(&snapshot.facts, quarantine, &by.line())
         })
@@ -205,7 +208,7 @@ impl Machines for MachinesService {
 
     async fn retry(&self, request: Request<v1::RetryRequest>) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: RETRY, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: RETRY_RPC, request: &request, order: body.order.as_ref() };
         execute_machine_order(&self.context, &body.machine, order, MachineOrder::Retry).await
     }
 
@@ -214,7 +217,7 @@ impl Machines for MachinesService {
         request: Request<v1::QuarantineRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: QUARANTINE, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: QUARANTINE_RPC, request: &request, order: body.order.as_ref() };
         execute_machine_order(&self.context, &body.machine, order, MachineOrder::Quarantine).await
     }
 
@@ -222,7 +225,7 @@ impl Machines for MachinesService {
         let body = request.get_ref();
         let set = body.set.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
         let each = parse_label_order(set, body.remove.clone())?;
-        let order = IncomingOrder { rpc: LABEL, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: LABEL_RPC, request: &request, order: body.order.as_ref() };
         execute_machine_order(&self.context, &body.machine, order, each).await
     }
 
@@ -237,7 +240,7 @@ impl Machines for MachinesService {
             Some(v1::prioritize_request::Expiry::ExpiresAt(time)) => Some(parse_expiry_at(*time)?),
             Some(v1::prioritize_request::Expiry::ExpiresAfter(text)) => Some(parse_expiry_after(text)?),
         };
-        let order = IncomingOrder { rpc: PRIORITIZE, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: PRIORITIZE_RPC, request: &request, order: body.order.as_ref() };
         execute_machine_order(&self.context, &body.machine, order, MachineOrder::Prioritize { level, until })
             .await
     }
@@ -247,7 +250,7 @@ impl Machines for MachinesService {
         request: Request<v1::AllowHostKeyRequest>,
     ) -> Result<Response<v1::OrderResponse>, Status> {
         let body = request.get_ref();
-        let order = IncomingOrder { rpc: ALLOW_HOST_KEY, request: &request, order: body.order.as_ref() };
+        let order = IncomingOrder { rpc: ALLOW_HOST_KEY_RPC, request: &request, order: body.order.as_ref() };
         let name = self.context.find_machine(&caller_of(&request)?, &body.machine).await?;
         let meant = (
             name.short_name(),
@@ -306,14 +309,6 @@ impl Machines for MachinesService {
         power_orders::cancel_power_order(&self.context, &request).await
     }
 }
-
-const HOLD: &str = "shepherd.fleet.v1.Machines/Hold";
-const RELEASE: &str = "shepherd.fleet.v1.Machines/Release";
-const RETRY: &str = "shepherd.fleet.v1.Machines/Retry";
-const QUARANTINE: &str = "shepherd.fleet.v1.Machines/Quarantine";
-const LABEL: &str = "shepherd.fleet.v1.Machines/Label";
-const PRIORITIZE: &str = "shepherd.fleet.v1.Machines/Prioritize";
-const ALLOW_HOST_KEY: &str = "shepherd.fleet.v1.Machines/AllowHostKey";
 
 impl MachinesService {
     async fn read_machine_view(&self, name: &MachineName) -> Result<MachineView, Status> {

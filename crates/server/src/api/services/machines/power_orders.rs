@@ -10,15 +10,15 @@ use crate::api::services::order_confirmation::{confirm_dry_run, find_irreversibl
 use crate::api::services::order_fields::parse_power_action;
 use bmdb::orders::machine_order::MachineOrder;
 use bmdb::orders::power_order;
-use model::order_rules::{Confirmation, ConfirmationKind, POWER_RPC};
+use model::order_rules::{Confirmation, ConfirmationKind};
 use model::power_order::PowerOrderKind;
+use model::rpc_name::{CANCEL_POWER_RPC, POWER_RPC, REBOOT_RPC};
 use proto::fleet::v1;
 
 /// Handles `Machines.Reboot`: orders a reboot.
 pub async fn reboot_machine(context: &ApiContext, request: &Request<v1::RebootRequest>) -> OrderReply {
     let body = request.get_ref();
-    let order =
-        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/Reboot", request, order: body.order.as_ref() };
+    let order = IncomingOrder { rpc: REBOOT_RPC, request, order: body.order.as_ref() };
     order_power(context, &body.machine, order, PowerOrderKind::Reboot).await
 }
 
@@ -35,8 +35,7 @@ pub async fn cancel_power_order(
     request: &Request<v1::CancelPowerRequest>,
 ) -> OrderReply {
     let body = request.get_ref();
-    let order =
-        IncomingOrder { rpc: "shepherd.fleet.v1.Machines/CancelPower", request, order: body.order.as_ref() };
+    let order = IncomingOrder { rpc: CANCEL_POWER_RPC, request, order: body.order.as_ref() };
     let name = context.find_machine(&caller_of(request)?, &body.machine).await?;
     try_execute_order(context, &name, order, |snapshot, by| {
         power_order::cancel_power_order(&snapshot.facts, &by.line())

@@ -10,9 +10,9 @@ use crate::api::services::machines::order_execution::try_execute_order;
 use crate::api::services::order_confirmation::{confirm_dry_run, confirmation_by_name};
 use bmdb::machine::lookup::machine_id;
 use bmdb::orders::retirement;
-use model::order_rules::{Confirmation, ConfirmationKind, RETIRE_RPC, irreversible_reason};
+use model::order_rules::{Confirmation, ConfirmationKind, irreversible_reason};
 use model::retirement::{RetirementStage, check_confirmation, confirmation_text};
-use model::two_person_rule::{CANCEL_RETIRE_RPC, WAIVE_RPC};
+use model::rpc_name::{CANCEL_RETIRE_RPC, RETIRE_RPC, WAIVE_RPC};
 use proto::fleet::v1;
 
 /// Handles `Machines.Retire`: orders the retirement.

@@ -7,7 +7,7 @@ use crate::api::context::ApiContext;
 use crate::api::incoming_order::{IncomingOrder, OrderReply};
 use crate::api::services::machines::order_execution::try_execute_order;
 use bmdb::orders::key_replacement;
-use model::two_person_rule::ALLOW_SIGNING_KEYS_RPC;
+use model::rpc_name::ALLOW_SIGNING_KEYS_RPC;
 use proto::fleet::v1;
 
 /// Handles `Machines.AllowSigningKeys`: lets the next takeover replace pinned keys by those of this shepherd.
