@@ -75,8 +75,13 @@ shepherd_ends() {
 number_of() { echo "${1#m}"; }
 address_of() { echo "192.0.2.1$(number_of "$1")"; }
 
-# The one cluster of the test.
-cluster() { ctl cluster describe ams -o json; }
+# The one cluster of the test. A release from before the documents of the API prints it within `cluster`, with other spellings
+# of its fields. A shepherdctl of this release refuses the schema of such a shepherd.
+cluster() {
+    ctl cluster describe ams -o json | jq '
+        def camel: gsub("_(?<first>[a-z])"; .first | ascii_upcase);
+        if has("cluster") then .cluster | walk(if type == "object" then with_entries(.key |= camel) else . end) else . end'
+}
 part() { cluster | jq -r --arg part "$1" '.machines[] | select(.part == $part) | .name'; }
 
 # Processes of a name on a machine, as `pid start`. The start time distinguishes two processes with the same pid.

@@ -131,9 +131,9 @@ fn line_that_could_be_broken_is_wide() {
     for (line, is_wide) in [
         ("a line that has 40 columns of a terminal", false),
         ("a line that has forty-one columns in all.", true),
-        ("サーバー サーバー サーバー サーバー サー", true),
+        ("サーバー サーバー サーバー サーバー サーバー", true),
         ("    an-address-of-somewhere/that-has-no-space", false),
-        ("      --reason 'a disk that was never to be in it' \\", false),
+        ("      'a disk that was never to be in this rack' \\", false),
         ("      hold sim-1 --reason 'it is not in its rack' \\", true),
         ("  label  a-word-that-takes-half-of-the-terminal", false),
         ("  label  a-word-that-takes-most-of-a-terminal it", true),
