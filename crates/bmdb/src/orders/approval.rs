@@ -19,7 +19,6 @@ use crate::orders::audit::find_by_idempotency_key;
 use crate::orders::order::{Order, OrderEffect, OrderResult, request_digest};
 use crate::orders::two_person_rule::{read_approver, read_waiting_time};
 use model::humanize::absolute_time;
-use model::rpc_name::APPROVE_RPC;
 use model::time::Timestamp;
 use model::two_person_rule::{
     ApprovalDecision, PendingApproval, Principal, SensitiveOrder, TwoPersonRule, approval_required_message,

@@ -68,7 +68,7 @@ impl OrderWait {
     }
 
     /// The objects to wait for, by what the order has an effect on.
-    fn subjects(&self, targets: Vec<OrderTarget>) -> Result<Vec<Subject>, CliError> {
+    fn list_subjects(&self, targets: Vec<OrderTarget>) -> Result<Vec<Subject>, CliError> {
         let machine = |target: OrderTarget| {
             let name = decode_machine_name(target.machine)?;
             Ok(Subject::new(name.machine.to_string(), name.short_name()))
@@ -91,7 +91,7 @@ impl OrderWait {
 
 /// Waits for the end of the work of the orders that were given. Each step is printed once on standard error.
 pub(crate) async fn follow_orders(context: &CommandContext, wait: &OrderWait) -> Result<(), CliError> {
-    let subjects = wait.subjects(context.order_targets.all())?;
+    let subjects = wait.list_subjects(context.order_targets.all())?;
     if subjects.is_empty() {
         return Ok(());
     }
@@ -201,7 +201,7 @@ mod tests {
             ("cluster delete ams --reason r --wait", vec![empty], Some(vec![(None, "ams")])),
             ("cluster delete ams --reason r --wait", vec![], Some(vec![])),
         ] {
-            let subjects = wait_of(line).unwrap().subjects(targets).ok();
+            let subjects = wait_of(line).unwrap().list_subjects(targets).ok();
             let found = subjects.as_ref().map(|subjects| {
                 let names = subjects.iter().map(|subject| (subject.id.as_deref(), subject.name.as_str()));
                 names.collect::<Vec<_>>()

@@ -21,7 +21,7 @@ use crate::object::list::{ListedObject, ObjectList, ObjectNames};
 use crate::order::expiry::encode_timestamp;
 use crate::output::{Format, Output, unresolved_error};
 use crate::target_flags::TargetFlags;
-use crate::wait::condition::{ClusterGoal, MachineGoal, WaitGoal, missing_condition};
+use crate::wait::condition::{ClusterGoal, MachineGoal, WaitGoal, describe_missing_condition};
 use crate::wait::fetch::Subject;
 use crate::wait::follow::{MetObjects, WaitReport, Waiting, follow_objects};
 use model::time::Span;
@@ -112,13 +112,14 @@ pub struct WaitNames {
 
 impl WaitArgs {
     /// The goal that the condition names. The error is that of a wrong command.
-    pub fn goal(&self) -> Result<WaitGoal, CliError> {
+    pub fn parse_goal(&self) -> Result<WaitGoal, CliError> {
         let kind = match self.objects {
             WaitObjects::Machines(_) => ObjectKind::Machine,
             WaitObjects::Clusters(_) => ObjectKind::Cluster,
             WaitObjects::Updates(_) => ObjectKind::Update,
         };
-        let condition = self.condition.as_deref().ok_or_else(|| CliError::Invalid(missing_condition()))?;
+        let condition =
+            self.condition.as_deref().ok_or_else(|| CliError::Invalid(describe_missing_condition()))?;
         WaitGoal::parse(kind, condition).map_err(|error| CliError::Invalid(format!("--for: {error}")))
     }
 
@@ -133,7 +134,7 @@ impl WaitArgs {
 /// Runs `wait`, and returns the objects in the output of the command line. People read each object when it has met the
 /// condition, so for them nothing is left.
 pub(crate) async fn run_wait_command(context: &CommandContext, args: &WaitArgs) -> Result<String, CliError> {
-    let goal = args.goal()?;
+    let goal = args.parse_goal()?;
     let client = &context.client;
     let names_report = ReportOptions { output: &context.output, target_flags: &context.target_flags };
     let subjects = match &args.objects {
@@ -220,7 +221,7 @@ async fn find_machines(
 ) -> Result<Vec<Subject>, CliError> {
     let named = fetch_named_machines(client, names).await?;
     require_resolved(&named.unresolved, report)?;
-    named.machines.into_iter().map(machine_subject).collect()
+    named.machines.into_iter().map(decode_subject).collect()
 }
 
 /// The machines that match the filters now. Retired ones only if a filter or the goal names their phase.
@@ -236,13 +237,13 @@ async fn select_machines(
         ..v1::ListMachinesRequest::default()
     };
     let pages = fetch_machine_pages(client, request, None, usize::MAX, |response| {
-        std::mem::take(&mut response.machines).into_iter().map(machine_subject).collect()
+        std::mem::take(&mut response.machines).into_iter().map(decode_subject).collect()
     })
     .await?;
     Ok(pages.lines)
 }
 
-fn machine_subject(machine: v1::Machine) -> Result<Subject, CliError> {
+fn decode_subject(machine: v1::Machine) -> Result<Subject, CliError> {
     let name = decode_machine_name(machine.name)?;
     Ok(Subject::new(name.machine.to_string(), name.short_name()))
 }
@@ -338,7 +339,7 @@ mod tests {
             (&["wait", "updates", "--for", "finished", "--timeout", "0"], "finished", 0),
         ] {
             let args = parse(line).unwrap();
-            assert_eq!(args.goal().unwrap().condition().as_deref(), Some(goal), "{line:?}");
+            assert_eq!(args.parse_goal().unwrap().condition().as_deref(), Some(goal), "{line:?}");
             assert_eq!(args.timeout, Span::minutes(minutes), "{line:?}");
         }
     }
@@ -361,7 +362,7 @@ mod tests {
             (&["wait", "machine", "a"][..], "`wait` needs a condition: give --for with phase=PHASE"),
             (&["wait", "cluster", "a", "--for", "healthy"], "\"healthy\" is no condition of clusters"),
         ] {
-            let error = parse(line).unwrap().goal().unwrap_err();
+            let error = parse(line).unwrap().parse_goal().unwrap_err();
             assert_eq!(error.exit_code(), ExitCode::WrongCommand);
             assert!(error.to_string().contains(part), "{error}");
         }

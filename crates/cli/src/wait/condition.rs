@@ -134,7 +134,7 @@ fn parse_phase_goal(text: &str) -> Result<WaitGoal, String> {
 
 /// The sentence for a command without a condition.
 #[must_use]
-pub fn missing_condition() -> String {
+pub fn describe_missing_condition() -> String {
     let of_kind =
         |(kind, conditions): &(ObjectKind, &str)| format!("{conditions} (for {})", kind.row().plural);
     let conditions: Vec<String> = CONDITIONS.iter().map(of_kind).collect();
@@ -186,7 +186,7 @@ mod tests {
         }
         let phase = WaitGoal::parse(ObjectKind::Machine, "phase=Redy").unwrap_err();
         assert!(phase.starts_with("\"Redy\" is no phase; give one of: New, Provisioning, "), "{phase}");
-        let missing = missing_condition();
+        let missing = describe_missing_condition();
         for (_, conditions) in CONDITIONS {
             assert!(missing.contains(conditions), "{missing}");
         }

@@ -26,7 +26,7 @@ pub enum Verdict {
 
 /// Decides whether an object meets a goal at `now`, by the clock of the database.
 #[must_use]
-pub fn decide(snapshot: &Snapshot, goal: WaitGoal, now: Timestamp) -> Verdict {
+pub fn decide_object(snapshot: &Snapshot, goal: WaitGoal, now: Timestamp) -> Verdict {
     match (snapshot, goal) {
         (Snapshot::Machine(machine), WaitGoal::Machine(MachineGoal::PowerOrderEnd(kind))) => {
             decide_power_order(machine, kind, now)
@@ -191,8 +191,10 @@ mod tests {
             (Phase::Retired, "---++"),
         ] {
             let snapshot = machine(phase, PowerState::default());
-            let found: String =
-                goals.map(|goal| sign(&decide(&snapshot, WaitGoal::Machine(goal), at(0)))).iter().collect();
+            let found: String = goals
+                .map(|goal| sign(&decide_object(&snapshot, WaitGoal::Machine(goal), at(0))))
+                .iter()
+                .collect();
             assert_eq!(found, expected, "{phase}");
         }
     }
@@ -233,7 +235,8 @@ mod tests {
         ] {
             let snapshot = machine(phase, power.clone());
             let goals = kinds.map(|kind| WaitGoal::Machine(MachineGoal::PowerOrderEnd(kind)));
-            let found: String = goals.map(|goal| sign(&decide(&snapshot, goal, at(10)))).iter().collect();
+            let found: String =
+                goals.map(|goal| sign(&decide_object(&snapshot, goal, at(10)))).iter().collect();
             assert_eq!(found, expected, "{phase} {power:?}");
         }
     }
@@ -273,8 +276,10 @@ mod tests {
             (upgrade(Some("aborted")), "+.---"),
         ] {
             let snapshot = Snapshot::Cluster(cluster);
-            let found: String =
-                goals.map(|goal| sign(&decide(&snapshot, WaitGoal::Cluster(goal), at(0)))).iter().collect();
+            let found: String = goals
+                .map(|goal| sign(&decide_object(&snapshot, WaitGoal::Cluster(goal), at(0))))
+                .iter()
+                .collect();
             assert_eq!(found, expected, "{snapshot:?}");
         }
     }
@@ -294,7 +299,7 @@ mod tests {
             (cluster("deleting", replacing), '-'),
             (Snapshot::Absent, '-'),
         ] {
-            assert_eq!(sign(&decide(&snapshot, goal, at(0))), expected, "{snapshot:?}");
+            assert_eq!(sign(&decide_object(&snapshot, goal, at(0))), expected, "{snapshot:?}");
         }
     }
 
@@ -313,7 +318,11 @@ mod tests {
             (update(Some("finished"), None), '+'),
             (update(Some("aborted"), None), '-'),
         ] {
-            assert_eq!(sign(&decide(&snapshot, WaitGoal::UpdateFinished, at(0))), expected, "{snapshot:?}");
+            assert_eq!(
+                sign(&decide_object(&snapshot, WaitGoal::UpdateFinished, at(0))),
+                expected,
+                "{snapshot:?}"
+            );
         }
     }
 
@@ -326,7 +335,7 @@ mod tests {
             (WaitGoal::Cluster(ClusterGoal::Deleted), '+'),
             (WaitGoal::UpdateFinished, '-'),
         ] {
-            assert_eq!(sign(&decide(&Snapshot::Absent, goal, at(0))), expected, "{goal:?}");
+            assert_eq!(sign(&decide_object(&Snapshot::Absent, goal, at(0))), expected, "{goal:?}");
         }
     }
 }

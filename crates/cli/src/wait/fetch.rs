@@ -143,7 +143,7 @@ async fn read_switched_machines(client: &FleetClient, subjects: &[Subject]) -> R
             let request =
                 v1::TimelineRequest { machine, limit: MAX_EVENTS, ..v1::TimelineRequest::default() };
             let events = service.timeline(request).await.map_err(status_to_error)?.into_inner().events;
-            state.power.abandoned = abandonment(events);
+            state.power.abandoned = find_abandonment(events);
         }
         objects.push(ReadObject { id: None, snapshot: Snapshot::Machine(state), document: None });
     }
@@ -181,7 +181,7 @@ fn decode_switched_machine(response: v1::GetMachineResponse) -> MachineState {
 }
 
 /// Why the last power order ended without having been carried out, by the events of its machine, newest first.
-fn abandonment(events: Vec<v1::Event>) -> Option<String> {
+fn find_abandonment(events: Vec<v1::Event>) -> Option<String> {
     let of_power = |event: v1::Event| {
         let (_, is_abandoned) = POWER_EVENTS.iter().find(|(name, _)| *name == event.event)?;
         Some((*is_abandoned, event))
@@ -354,7 +354,7 @@ mod tests {
             (vec![noted, given_up, ordered.clone()], Some("the order to reboot it failed")),
             (vec![event("PowerOrderCancelled", None), ordered], Some("PowerOrderCancelled")),
         ] {
-            assert_eq!(abandonment(events).as_deref(), expected);
+            assert_eq!(find_abandonment(events).as_deref(), expected);
         }
     }
 

@@ -80,7 +80,7 @@ pub(crate) struct MetObjects {
 
 /// Waits until each object has met the goal. An error if one cannot, if the time is over, or after Ctrl-C.
 pub(crate) async fn follow_objects(client: &FleetClient, waiting: Waiting) -> Result<MetObjects, CliError> {
-    let interrupted = interruption(&waiting);
+    let interrupted = describe_interruption(&waiting);
     tokio::select! {
         met = follow_until_end(client, waiting) => met,
         signal = tokio::signal::ctrl_c() => match signal {
@@ -99,7 +99,7 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
     let mut last: Vec<Option<ReadObject>> = waiting.subjects.iter().map(|_| None).collect();
     let mut now = Timestamp::UNIX_EPOCH;
     loop {
-        let open = progress.open_objects();
+        let open = progress.list_open_objects();
         let read_began = Instant::now();
         if !open.is_empty() {
             let subjects: Vec<Subject> =
@@ -118,13 +118,13 @@ async fn follow_until_end(client: &FleetClient, mut waiting: Waiting) -> Result<
                 last[place] = Some(object);
             }
         }
-        match progress.next_step(began.elapsed()) {
+        match progress.decide_next_step(began.elapsed()) {
             // Half of the time of the servers at most: many objects take long to read.
             NextStep::ReadAfter(wait) => sleep(wait.max(read_began.elapsed())).await,
             NextStep::Met => break,
             NextStep::TimedOut | NextStep::Impossible => {
                 explain_open_objects(reader.client(), &waiting, &progress, &last).await;
-                return Err(CliError::Failed(failure(&waiting, &progress)));
+                return Err(CliError::Failed(describe_failure(&waiting, &progress)));
             }
         }
     }
@@ -155,7 +155,7 @@ fn print_news(
     subject: &Subject,
     news: &News,
 ) -> Result<(), CliError> {
-    let name = shown_name(goal, subject);
+    let name = format_name(goal, subject);
     match report {
         WaitReport::Met if news.has_met => {
             print_chunk(&colors.apply(format!("{name} is {goal}\n")))?;
@@ -174,7 +174,7 @@ fn print_news(
 }
 
 /// The object in a sentence.
-fn shown_name(goal: WaitGoal, subject: &Subject) -> String {
+fn format_name(goal: WaitGoal, subject: &Subject) -> String {
     match goal {
         WaitGoal::Machine(_) => subject.name.clone(),
         WaitGoal::Cluster(_) => lock::order_target(&subject.name),
@@ -196,7 +196,7 @@ async fn explain_open_objects(
         }
         _ => Vec::new(),
     };
-    explain_in_order(&progress.open_objects(), explain, print_stderr).await;
+    explain_in_order(&progress.list_open_objects(), explain, print_stderr).await;
 }
 
 /// Prints what `explain` returns for each place, in their order, with at most [`MAX_CALLS`] calls at a time.
@@ -234,17 +234,18 @@ async fn explain_object(
             }]
         }
         (snapshot, _) => {
-            let name = shown_name(waiting.goal, subject);
-            snapshot.steps().iter().map(|step| format!("{name} {}", qualify(&step.text))).collect()
+            let name = format_name(waiting.goal, subject);
+            snapshot.describe_steps().iter().map(|step| format!("{name} {}", qualify(&step.text))).collect()
         }
     }
 }
 
 /// Why the waiting ended without success, as a sentence.
-fn failure(waiting: &Waiting, progress: &WaitProgress) -> String {
-    let open = progress.open_objects();
-    let named = |place: &usize| waiting.subjects.get(*place).map(|subject| shown_name(waiting.goal, subject));
-    let obstacle = open.iter().find_map(|place| Some((named(place)?, progress.obstacle(*place)?)));
+fn describe_failure(waiting: &Waiting, progress: &WaitProgress) -> String {
+    let open = progress.list_open_objects();
+    let named =
+        |place: &usize| waiting.subjects.get(*place).map(|subject| format_name(waiting.goal, subject));
+    let obstacle = open.iter().find_map(|place| Some((named(place)?, progress.find_obstacle(*place)?)));
     if let Some((name, reason)) = obstacle {
         return format!("{name} {reason}, so it cannot be {} any more", waiting.goal);
     }
@@ -262,7 +263,7 @@ fn failure(waiting: &Waiting, progress: &WaitProgress) -> String {
 
 /// The error after Ctrl-C, with the command that waits again. A command that left out a name would wait for less, so there
 /// is none for too many.
-fn interruption(waiting: &Waiting) -> CliError {
+fn describe_interruption(waiting: &Waiting) -> CliError {
     let ended = match waiting.report {
         WaitReport::Steps => "the waiting was ended, and the order continues",
         WaitReport::Silent | WaitReport::Met => "the waiting was ended, and nothing was changed",
@@ -320,7 +321,7 @@ mod tests {
             for (place, phase) in phases.iter().enumerate() {
                 progress.record(place, &machine(*phase), Timestamp::UNIX_EPOCH);
             }
-            failure(&waiting, &progress)
+            describe_failure(&waiting, &progress)
         };
         for (timeout, phases, expected) in [
             (300, &[Phase::New, Phase::Ready][..], "1 of 2 are not Ready after 5m: a"),
@@ -355,7 +356,7 @@ mod tests {
                 "shepherdctl describe cluster prod",
             ),
         ] {
-            let error = interruption(&waiting);
+            let error = describe_interruption(&waiting);
             assert_eq!((error.to_string().as_str(), error.next_command()), (message, Some(command)));
         }
     }
@@ -364,13 +365,13 @@ mod tests {
     fn interruption_repeats_the_fleet_and_every_name() {
         let names: Vec<String> = (0..=MAX_COMMAND_NAMES).map(|number| format!("m{number}")).collect();
         let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let too_many = interruption(&waiting(READY, &names, WaitReport::Met));
+        let too_many = describe_interruption(&waiting(READY, &names, WaitReport::Met));
         assert_eq!(too_many.next_command(), None);
         assert!(too_many.to_string().contains("name the 101 machines to"), "{too_many}");
         names.pop();
         let arguments = ["shepherdctl", "--context", "prod", "issues"].map(OsString::from);
         let target_flags = TargetFlags::from_arguments(&arguments, &grammar());
-        let all = interruption(&Waiting { target_flags, ..waiting(READY, &names, WaitReport::Met) });
+        let all = describe_interruption(&Waiting { target_flags, ..waiting(READY, &names, WaitReport::Met) });
         let command = all.next_command().unwrap();
         assert!(command.starts_with("shepherdctl --context prod wait machines m0 m1 "), "{command}");
         assert!(command.ends_with(" m99 --for phase=Ready"), "{command}");

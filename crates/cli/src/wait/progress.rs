@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::wait::condition::WaitGoal;
-use crate::wait::decide::{Verdict, decide};
+use crate::wait::decide::{Verdict, decide_object};
 use crate::wait::snapshot::Snapshot;
 use model::time::Timestamp;
 
@@ -57,14 +57,14 @@ impl WaitProgress {
 
     /// The objects that have not met the goal, by their places.
     #[must_use]
-    pub fn open_objects(&self) -> Vec<usize> {
+    pub fn list_open_objects(&self) -> Vec<usize> {
         let objects = self.objects.iter().enumerate();
         objects.filter(|(_, object)| object.verdict != Verdict::Met).map(|(place, _)| place).collect()
     }
 
     /// Why an object cannot meet the goal any more; `None` if it can.
     #[must_use]
-    pub fn obstacle(&self, place: usize) -> Option<&str> {
+    pub fn find_obstacle(&self, place: usize) -> Option<&str> {
         match &self.objects.get(place)?.verdict {
             Verdict::Impossible(reason) => Some(reason),
             Verdict::Met | Verdict::Waiting => None,
@@ -74,19 +74,20 @@ impl WaitProgress {
     /// Records what was read of an object that has not met the goal.
     pub fn record(&mut self, place: usize, snapshot: &Snapshot, now: Timestamp) -> News {
         let Some(object) = self.objects.get_mut(place) else { return News::default() };
-        object.verdict = decide(snapshot, self.goal, now);
-        let steps = snapshot.steps().into_iter().filter(|step| object.printed.insert(step.key.clone()));
+        object.verdict = decide_object(snapshot, self.goal, now);
+        let steps =
+            snapshot.describe_steps().into_iter().filter(|step| object.printed.insert(step.key.clone()));
         let steps = steps.map(|step| step.text).collect();
         News { has_met: object.verdict == Verdict::Met, steps }
     }
 
     /// What to do when the waiting has lasted for this long.
     #[must_use]
-    pub fn next_step(&self, elapsed: Duration) -> NextStep {
-        let open = self.open_objects();
+    pub fn decide_next_step(&self, elapsed: Duration) -> NextStep {
+        let open = self.list_open_objects();
         if open.is_empty() {
             NextStep::Met
-        } else if open.iter().any(|place| self.obstacle(*place).is_some()) {
+        } else if open.iter().any(|place| self.find_obstacle(*place).is_some()) {
             NextStep::Impossible
         } else if elapsed >= self.timeout {
             NextStep::TimedOut
@@ -115,11 +116,11 @@ mod tests {
         let mut progress = WaitProgress::new(READY, Duration::from_secs(timeout), phases.len());
         let mut elapsed = Duration::ZERO;
         for read in 0.. {
-            for place in progress.open_objects() {
+            for place in progress.list_open_objects() {
                 let phase = phases[place].get(read).or(phases[place].last()).unwrap();
                 progress.record(place, &machine(*phase), Timestamp::UNIX_EPOCH);
             }
-            match progress.next_step(elapsed) {
+            match progress.decide_next_step(elapsed) {
                 NextStep::ReadAfter(wait) => elapsed += wait,
                 end => return (elapsed, end),
             }
@@ -159,7 +160,7 @@ mod tests {
             (1000, NextStep::ReadAfter(Duration::from_millis(500))),
             (1500, NextStep::TimedOut),
         ] {
-            assert_eq!(progress.next_step(Duration::from_millis(elapsed)), expected, "{elapsed}");
+            assert_eq!(progress.decide_next_step(Duration::from_millis(elapsed)), expected, "{elapsed}");
         }
     }
 
@@ -177,14 +178,14 @@ mod tests {
             let steps = steps.iter().map(|step| (*step).to_owned()).collect();
             assert_eq!(news(phase), News { has_met, steps }, "{phase}");
         }
-        assert!(progress.open_objects().is_empty());
+        assert!(progress.list_open_objects().is_empty());
     }
 
     #[test]
     fn obstacle_is_the_reason() {
         let mut progress = WaitProgress::new(READY, Duration::from_mins(5), 2);
         progress.record(0, &machine(Phase::Retired), Timestamp::UNIX_EPOCH);
-        assert_eq!(progress.obstacle(0), Some("is Retired, and stays so"));
-        assert_eq!((progress.obstacle(1), progress.obstacle(2)), (None, None));
+        assert_eq!(progress.find_obstacle(0), Some("is Retired, and stays so"));
+        assert_eq!((progress.find_obstacle(1), progress.find_obstacle(2)), (None, None));
     }
 }

@@ -144,18 +144,18 @@ impl Step {
 impl Snapshot {
     /// What to print of the object while it is waited for.
     #[must_use]
-    pub fn steps(&self) -> Vec<Step> {
+    pub fn describe_steps(&self) -> Vec<Step> {
         match self {
-            Self::Machine(machine) => vec![machine.step()],
-            Self::Cluster(cluster) => cluster.steps(),
-            Self::Update(update) => update.steps(),
+            Self::Machine(machine) => vec![machine.describe_step()],
+            Self::Cluster(cluster) => cluster.describe_steps(),
+            Self::Update(update) => update.describe_steps(),
             Self::Absent => Vec::new(),
         }
     }
 }
 
 impl MachineState {
-    fn step(&self) -> Step {
+    fn describe_step(&self) -> Step {
         let text = match &self.working {
             Some(process) => format!("is {}; {process} is under way", self.phase),
             None if self.reason.is_empty() => format!("is {}", self.phase),
@@ -166,7 +166,7 @@ impl MachineState {
 }
 
 impl ClusterState {
-    fn steps(&self) -> Vec<Step> {
+    fn describe_steps(&self) -> Vec<Step> {
         match &self.authority {
             Some(AuthorityState::Replacing(progress)) => {
                 return vec![Step::exact(format!("replaces its authority: {progress}"))];
@@ -176,7 +176,7 @@ impl ClusterState {
         }
         let mut steps = vec![Step::exact(format!("is {}", self.stage))];
         if let Some(upgrade) = self.upgrade.as_ref().filter(|upgrade| upgrade.outcome.is_none()) {
-            steps.push(Step::exact(upgrade.text()));
+            steps.push(Step::exact(upgrade.describe_upgrade()));
         }
         steps.extend(self.wait_reasons.iter().map(|reason| Step::of_reason("", format!("waits: {reason}"))));
         let waits = self.machine_waits.iter();
@@ -186,7 +186,7 @@ impl ClusterState {
 }
 
 impl UpgradeState {
-    fn text(&self) -> String {
+    fn describe_upgrade(&self) -> String {
         let count = format!("is being upgraded: {} of {} nodes are done", self.completed, self.requested);
         match &self.pause_reason {
             Some(reason) => format!("{count}; it is paused: {reason}"),
@@ -196,7 +196,7 @@ impl UpgradeState {
 }
 
 impl UpdateState {
-    fn steps(&self) -> Vec<Step> {
+    fn describe_steps(&self) -> Vec<Step> {
         let text = match (&self.outcome, &self.pause_reason) {
             (Some(outcome), _) => format!("is {outcome}: {}", self.counts),
             (None, Some(reason)) => format!("is paused: {reason}; {}", self.counts),
@@ -223,12 +223,12 @@ mod tests {
                 ..MachineState::default()
             })
         };
-        let key = |reason| machine(reason).steps().remove(0).key;
+        let key = |reason| machine(reason).describe_steps().remove(0).key;
         assert_eq!(key("brake: 4 of 10 machines"), key("brake: 5 of 10 machines"));
         assert_ne!(key("brake: 4 of 10 machines"), key("held by kim"));
         let waits = |name: &str| {
             let machine_waits = vec![(name.to_owned(), "it learns 3 keys".to_owned())];
-            Snapshot::Cluster(ClusterState { machine_waits, ..ClusterState::default() }).steps()
+            Snapshot::Cluster(ClusterState { machine_waits, ..ClusterState::default() }).describe_steps()
         };
         assert_ne!(waits("sim-1")[1].key, waits("sim-2")[1].key, "of another machine");
     }
@@ -283,7 +283,7 @@ mod tests {
             (Snapshot::Update(update), vec!["is rolling: done 1, failed 1", "m1 failed: no disk"]),
             (Snapshot::Absent, vec![]),
         ] {
-            let texts: Vec<String> = snapshot.steps().into_iter().map(|step| step.text).collect();
+            let texts: Vec<String> = snapshot.describe_steps().into_iter().map(|step| step.text).collect();
             assert_eq!(texts, expected);
         }
     }

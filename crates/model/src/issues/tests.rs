@@ -28,7 +28,6 @@ use crate::plan::RecordedDisruption;
 use crate::policy::{Budget, DisruptionKind, Policy};
 use crate::process::Process;
 use crate::program_versions::postgres_version;
-use crate::provider_status::ProviderStatus;
 use crate::sample_machine::{agent_started, at, heartbeat, provider_record};
 use crate::time::Span;
 

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::plain_text::fold_name;
-use crate::rpc_name::{ALLOW_SIGNING_KEYS_RPC, CANCEL_RETIRE_RPC, RETIRE_RPC, WAIVE_RPC};
+use crate::rpc_name::{ALLOW_SIGNING_KEYS_RPC, CANCEL_RETIRE_RPC, WAIVE_RPC};
 use crate::time::{Span, Timestamp};
 
 mod approver;
@@ -236,6 +236,7 @@ pub fn approval_required_message(grave: SensitiveOrder, approval: Uuid, key: &st
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc_name::RETIRE_RPC;
 
     pub(super) fn at(seconds: i64) -> Timestamp {
         Timestamp::from_timestamp(1_800_000_000 + seconds, 0).unwrap()

@@ -4,6 +4,7 @@ use crate::facts::Quarantine;
 use crate::host_finding::{HostFinding, HostFindingKind};
 use crate::issues::tests::cases::Case;
 use crate::issues::tests::*;
+use crate::provider_status::ProviderStatus;
 use crate::unknown_fence::UnknownFence;
 
 pub(super) const CASES: &[Case] = &[
