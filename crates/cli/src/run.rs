@@ -189,7 +189,7 @@ async fn run_command(
     check_output(command, &cli.output)?;
     if let FleetCommand::Wait(args) = command {
         // A wrong condition is one with any server, and with none.
-        args.goal()?;
+        args.parse_goal()?;
     }
     if let Some(answer) = run_local_command(cli, command, &exit_record, &line.target_flags) {
         report_context_override(cli, flags);

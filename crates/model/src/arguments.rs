@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn non_utf8_arguments_are_unchanged() {
-        let odd = OsString::from_vec(b"--key-path=\xff-\xfe".to_vec());
-        let expected = OsString::from_vec(b"--key_path=\xff-\xfe".to_vec());
-        assert_eq!(spell_flags_with_underscores([odd.clone()]), [expected.clone()]);
-        assert_eq!(spell_flags_with_dashes([expected]), [odd]);
+        let dashed = [OsString::from_vec(b"--key-path=\xff-\xfe".to_vec())];
+        let underscored = [OsString::from_vec(b"--key_path=\xff-\xfe".to_vec())];
+        assert_eq!(spell_flags_with_underscores(dashed.clone()), underscored);
+        assert_eq!(spell_flags_with_dashes(underscored), dashed);
     }
 }
