@@ -1,7 +1,7 @@
 # Entry points of the project. Each target is a few lines; everything longer is a script in tools/.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-attack e2e-hardware-report e2e-systemd e2e-systemd-qemu e2e-systemd-nspawn
+.PHONY: help demo check test test-all lint fmt fire faults fuzz bench bench-compare programs roleserver kube-apiserver kube-programs kube-bundle sqlx-data seccomp-profile readme e2e e2e-ssh e2e-api e2e-database e2e-cluster e2e-kubernetes e2e-kube-bundle e2e-authority e2e-authority-theft e2e-authority-upgrade e2e-attack e2e-hardware-report e2e-systemd e2e-systemd-qemu e2e-systemd-nspawn
 
 help: ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -50,6 +50,9 @@ kube-bundle: ## build a bundle: one file, named by its digest, with everything t
 
 sqlx-data: ## record the description of every SQL statement from the database into .sqlx
 	@tools/sqlx-data
+
+seccomp-profile: ## compare the seccomp profile of containerd's release with the filter of the role server (downloads the release with Go; ARGS='FILE' for a copy of the file)
+	@tools/seccomp-profile $(ARGS)
 
 readme: ## verify every command in the README on a fresh clone (ARGS='--dialect postgres --only "make demo"')
 	@tools/readme-check $(ARGS)
