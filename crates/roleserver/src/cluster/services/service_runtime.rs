@@ -2,7 +2,7 @@
 //!
 //! They decide nothing; the planner does. A service is a child of the role server ([`crate::child`]) with
 //! the name [`ServiceId::child_name`]. Its [`RunRecord`] is beside the record of its process
-//! ([`record_files`][super::record_files]). The service's own directory is below `cluster/services/`.
+//! ([`record_files`]). The service's own directory is below `cluster/services/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
