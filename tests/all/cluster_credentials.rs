@@ -74,7 +74,7 @@ async fn person_speaks_to_the_curators_until_the_certificate_is_revoked() -> Tes
     assert_eq!(made["credential"]["state"], "valid", "{made:#}");
     let id = made["credential"]["id"].as_str().context("an id")?;
     // A certificate lasts as long as the rest of the time was when it was ordered, and begins when it is signed.
-    let expires_at = made["credential"]["expires_at"].as_str().context("an end")?.parse::<Timestamp>()?;
+    let expires_at = made["credential"]["expiresAt"].as_str().context("an end")?.parse::<Timestamp>()?;
     let late = expires_at - end.parse::<Timestamp>()?;
     assert!((-60..=600).contains(&late.num_seconds()), "{late}");
     let mode = |name: &str| anyhow::Ok(std::fs::metadata(files.join(name))?.permissions().mode() & 0o777);
