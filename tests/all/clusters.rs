@@ -371,7 +371,7 @@ async fn declared_role_runs_and_is_withdrawn(field: &Field) -> Result<()> {
 
     let refused = field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "too early"]);
     let refused = refused.err().context("a role was withdrawn that workers are to have")?.to_string();
-    assert!(refused.contains("shepherdctl --direct cluster roles ams --remove-role web"), "{refused}");
+    assert!(refused.contains("cluster roles ams --remove-role web"), "{refused}");
     field.ctl(&["cluster", "roles", "ams", "--remove-role", "web", "--reason", "the front moved"])?;
     field.ctl(&["cluster", "undeclare", "ams", "web", "--reason", "the front moved"])?;
     let gone = |cluster: &Value| {
