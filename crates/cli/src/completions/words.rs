@@ -8,6 +8,7 @@ use std::ffi::OsString;
 
 use crate::completions::shell::{Candidate, CompletionShell, SHELL_VARIABLE};
 use model::arguments::spell_flags_with_dashes;
+use model::plain_text::is_hidden;
 
 /// The index of the word to complete, in the environment.
 const INDEX_VARIABLE: &str = "_CLAP_COMPLETE_INDEX";
@@ -73,7 +74,7 @@ impl CompletionRequest {
     /// The candidates as the shell reads them. One that a shell would read as several is left out.
     #[must_use]
     pub fn format(&self, candidates: &[Candidate]) -> String {
-        let is_line = |candidate: &&Candidate| !candidate.word.chars().any(char::is_control);
+        let is_line = |candidate: &&Candidate| !candidate.word.chars().any(is_hidden);
         let formatted = candidates.iter().filter(is_line).map(|candidate| {
             let word = format!("{}{}", self.prefix, candidate.word);
             self.shell.format(&Candidate { word, help: candidate.help.clone() }, self.is_quoted)

@@ -8,6 +8,7 @@
 
 use crate::top::data::{Content, ReadRequest, SortOrder, TopData, TopList, TopRow};
 use crate::top::text_page::{explanation_lines, fit_lines, help_lines};
+use model::plain_text::is_hidden;
 use model::selector::Selector;
 use model::selector::compose::quote_value;
 
@@ -268,7 +269,7 @@ fn edit_selector(state: &mut TopState, key: Key) {
             }
             Err(error) => state.message = Some(error.to_string()),
         },
-        Key::Char(typed) if !typed.is_control() && text.len() + typed.len_utf8() <= MAX_INPUT => {
+        Key::Char(typed) if !is_hidden(typed) && text.len() + typed.len_utf8() <= MAX_INPUT => {
             text.push(typed);
         }
         Key::Backspace => {
